@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -17,7 +17,6 @@ from model.budget.batch import batch_budget
 from model.commands.command_line import UserError
 from model.engine.batch import Batch
 from model.engine.drafter import Drafter
-from model.engine.packing import why_not_packed
 from model.engine.request import Request
 from model.engine.step import StepRecord
 from model.engine.target import TargetModel
@@ -29,16 +28,11 @@ class _UnderWay:
 
     num_prompt: int
     start: float  # on the batch's clock
-    steps: list[StepRecord] = field(default_factory=list)
     cpu_time: float = 0.0
-
-    def ended_at(self, clock: float) -> Turn:
-        share_time = sum(step.share_ns for step in self.steps) / 1e9
-        return turn_of(self.steps, self.num_prompt, clock - self.start, self.cpu_time, share_time)
 
 
 class MethodBatch:
-    """A drafter on a target model, with a sibling that drafts in each slot: they learn together.
+    """A drafter on a target model, with siblings that draft for the texts: they learn together.
 
     Its clock stands while nothing is decoded, so that what a user waits for is the texts of the batch alone.
 
@@ -67,21 +61,15 @@ class MethodBatch:
     # Made at the first turn, since costs are measured then: by that time the run has chosen its number of threads.
     @cached_property
     def _batch(self) -> Batch:
-        # Texts that are decoded in turn have a budget each.
-        is_shared = not why_not_packed(self._target)
-        budget = batch_budget(self._drafter, self._target) if is_shared else None
-        return Batch(self._target, self.size, budget)
-
-    @cached_property
-    def _drafters(self) -> list[Drafter]:
-        return [self._drafter.sibling() for _ in range(self.size)]
+        budget = batch_budget(self._drafter, self._target)
+        return Batch(self._target, self._drafter, self.size, budget)
 
     def ask(self, slot: int, prompt: Prompt) -> None:
         if prompt.seed is not None:
             self._generators[slot].manual_seed(prompt.seed)
         limit, rule = self._max_new_tokens, self._rules[slot]
         request = Request(prompt.token_ids, limit, self._eos_ids, rule, self._stop)
-        self._batch.add(slot, self._drafters[slot], request)
+        self._batch.add(slot, request)
         self._under_way[slot] = _UnderWay(len(prompt.token_ids), self._clock)
 
     def ended(self) -> list[tuple[int, Turn | Failure]]:
@@ -106,15 +94,17 @@ class MethodBatch:
         for turn in self._under_way.values():
             turn.cpu_time += cpu_share
         found: list[tuple[int, Turn | Failure]] = []
-        for slot, record, error in events:
-            turn = self._under_way[slot]
-            if error is not None:
-                found.append((slot, Failure.of(error)))
-            elif record is not None:
-                turn.steps.append(record)
-                if record.stop_reason is not None:
-                    found.append((slot, turn.ended_at(self._clock)))
+        for event in events:
+            turn = self._under_way[event.key]
+            if event.error is not None:
+                found.append((event.key, Failure.of(event.error)))
+            elif event.is_last:
+                found.append((event.key, self._turn(turn, event.steps)))
         return found
+
+    def _turn(self, turn: _UnderWay, steps: Sequence[StepRecord]) -> Turn:
+        share_time = sum(step.share_ns for step in steps) / 1e9
+        return turn_of(steps, turn.num_prompt, self._clock - turn.start, turn.cpu_time, share_time)
 
 
 def check_batch_size(size: int, drafter: Drafter) -> None:

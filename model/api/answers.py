@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ..engine.batch import Batch, run
 from ..engine.request import Request
 from ..engine.rules import STATEFUL
 from ..engine.step import StepRecord
 from ..machine.timing import progress
 from ..options import integer
-from .batch_in_turn import BatchInTurn
 from .output import GenerateOutput
 from .prompts import Prompt
 
@@ -22,115 +22,66 @@ from .prompts import Prompt
 Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
 
 
-class Answers:
-    """Reads prompts as far as a batch has room, and decodes them.
+def answers_of(
+    batch: Batch,
+    prompts: Iterator[tuple[Prompt, int]],
+    request_of: Callable[[int, Prompt, int], Request | Exception],
+    output_of: Callable[[Sequence[int], Sequence[StepRecord]], GenerateOutput],
+    return_exceptions: bool,
+    **bar: Any,
+) -> Generator[tuple[int, Any], None, None]:
+    """Read prompts as far as a batch has room, and yield each index with its answer as the texts end.
 
     Args:
         batch: decodes texts.
         prompts: each with its limit (`with_limits`).
-        request_of: makes a request of an index, a prompt and a limit; raises what is wrong with the prompt.
+        request_of: makes a request of an index, a prompt and a limit; or an error that stands for it.
         output_of: makes an answer of a prompt's tokens and the steps.
         return_exceptions: whether an error stands in the place of an answer; else it is raised.
+        bar: options of the progress bar.
+
+    Raises:
+        Exception: what is wrong with a prompt, or what its text raised, unless exceptions are returned; what
+            the iterable raised, when the texts under way have ended.
     """
+    under_way: dict[int, Sequence[int]] = {}
+    failures: list[Exception] = []  # the iterable's
 
-    def __init__(
-        self,
-        batch: BatchInTurn,
-        prompts: Iterator[tuple[Prompt, int]],
-        request_of: Callable[[int, Prompt, int], Request],
-        output_of: Callable[[Sequence[int], list[StepRecord]], GenerateOutput],
-        return_exceptions: bool,
-    ) -> None:
-        self._batch, self._prompts = batch, prompts
-        self._request_of, self._output_of = request_of, output_of
-        self._return_exceptions = return_exceptions
-        self._num_read = 0
-        self._is_read = False  # to the end
-        self._failure: Exception | None = None  # of the iterable
-        self._under_way: dict[int, tuple[Sequence[int], list[StepRecord]]] = {}
-
-    def run(self, **bar: Any) -> Generator[tuple[int, Any], None, None]:
-        """Yield each index with its answer as the texts end.
-
-        Args:
-            bar: options of the progress bar.
-
-        Raises:
-            Exception: what is wrong with a prompt, or what its text raised, unless exceptions are returned; what
-                the iterable raised, when the texts under way have ended.
-        """
-        with closing(self._batch), progress(unit="answer", **bar) as shown:
-            for indexed in self._all():
-                shown.update()
-                yield indexed
-        if self._failure is not None:
-            raise self._failure
-
-    def _all(self) -> Iterator[tuple[int, Any]]:
+    def asked() -> Iterator[tuple[int, Request | Exception]]:
+        numbered = enumerate(prompts)
         while True:
-            yield from self._admit()
-            if not len(self._batch):
-                return
-            yield from self._step()
-
-    def _admit(self) -> Iterator[tuple[int, Any]]:
-        """Read prompts until the batch is full; yield the errors of those that cannot be used."""
-        while self._batch.has_room and not self._is_read:
             try:
-                prompt, limit = next(self._prompts)
+                index, (prompt, limit) = next(numbered)
             except StopIteration:
-                self._is_read = True
                 return
             except Exception as error:  # the texts under way are not to blame
-                self._failure, self._is_read = error, True
+                failures.append(error)
                 return
-            index, self._num_read = self._num_read, self._num_read + 1
-            try:
-                request = self._request_of(index, prompt, limit)
-            except Exception as error:  # a tokenizer may raise anything
-                yield index, self._failed(_of_prompt(index, error))
-                continue
-            self._batch.add(index, request)
-            self._under_way[index] = request.prompt_ids, []
+            request = request_of(index, prompt, limit)
+            if isinstance(request, Request):
+                under_way[index] = request.prompt_ids
+            yield index, request
 
-    def _step(self) -> Iterator[tuple[int, Any]]:
-        """Decode a step of every text; yield what has ended, answers first."""
-        failed = []
-        for index, record, error in self._batch.step():
-            if error is not None:
-                failed.append((index, error))
-            if record is None:
-                continue
-            prompt_ids, steps = self._under_way[index]
-            steps.append(record)
-            if record.stop_reason is not None:
-                del self._under_way[index]
-                yield index, self._output_of(prompt_ids, steps)
-        for index, error in failed:
-            del self._under_way[index]
-            yield index, self._failed(_noted(index, error))
-
-    def _failed(self, error: Exception) -> Exception:
-        """Return an error that is to stand in the place of an answer, else raise it."""
-        if not self._return_exceptions:
-            raise error
-        return error
+    with closing(batch), progress(unit="answer", **bar) as shown:
+        for index, _, error, steps in run(batch, asked()):
+            prompt_ids = under_way.pop(index, ())
+            if error is not None and hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(f"at prompt {index}")
+            if error is not None and not return_exceptions:
+                raise error
+            shown.update()
+            yield index, output_of(prompt_ids, steps) if error is None else error
+    if failures:
+        raise failures[0]
 
 
-def _of_prompt(index: int, error: Exception) -> Exception:
+def named_error(index: int, error: Exception) -> Exception:
     """Return the error of a prompt that cannot be used, as a line that names it."""
     if not isinstance(error, ValueError):
-        return _noted(index, error)
+        return error
     named = ValueError(f"prompt {index}: {str(error).removeprefix('prompt: ')}")
     named.__cause__ = error
     return named
-
-
-def _noted(index: int, error: Exception) -> Exception:
-    """Return the error, whose traceback then names the prompt."""
-    if hasattr(error, "add_note"):  # from Python 3.11 on
-        error.add_note(f"at prompt {index}")
-    return error
 
 
 def check_prompts(prompts: Any) -> None:

@@ -43,9 +43,9 @@ from .decoder import SpeculativeDecoder, TokenRecycling
 from .generate_arguments import UnsupportedCallError, check
 from .left_calls import refuse_in_turn, refuse_past_context
 from .loading import check_tokenizer
-from .padded_batch import decode_rows, with_answers
 from .prepared import Record, padding_token, row_requests
 from .prepared_call import PreparedCall
+from .rows import with_answers
 from .stop_strings import stop_criterion
 from .streamers import Streamer, TokenStream, ended_on_error
 
@@ -214,7 +214,7 @@ class Speculative:
             refuse_past_context(decoder.target, requests)
             refuse_in_turn(decoder.target, call)
         if call.num_prompts > 1:
-            rows = decode_rows(decoder, requests)
+            rows = decoder.texts.steps_of_all(requests)
         else:
             rows = [self._decode_one(decoder, requests[0], call, stream)]
         self.steps = [step for steps in rows for step in steps]
@@ -237,7 +237,7 @@ class Speculative:
         """Decode a text, hand it to a stream, and return its steps."""
         steps = []
         # An error below would leave the decoder with an open text.
-        with closing(decoder.steps_of(request)) as running:
+        with closing(decoder.texts.steps_of(request)) as running:
             stream.begin(call.input_ids)
             for step in running:
                 steps.append(step)

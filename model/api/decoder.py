@@ -1,17 +1,21 @@
-"""The library: a method on a loaded model, with `generate` and `stream`.
+"""The library: a method on a loaded model, which makes texts whole, in pieces, or many at a time.
 
-`model.api.base_decoder` generates the texts.
+It wraps the loop (`model.engine.loop`) and its batches, takes and returns text, and keeps two things from prompt to
+prompt: the method's memory and the KV cache of the last text.
 
     from model import TokenRecycling
 
     decoder = TokenRecycling.from_pretrained("data/demo/model")
     print(decoder.generate("USER: Who are you? ASSISTANT:").text)
+
+Shapes: P tokens of the prompt, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -19,19 +23,29 @@ import torch
 from transformers import PreTrainedModel
 
 from ..compiled.graphs import graphed
+from ..engine.request import Request
+from ..engine.rules import Processor, token_rule
 from ..engine.self_test import prove
+from ..engine.step import StepRecord
+from ..engine.support import eos_ids_of
 from ..engine.target import TargetModel
 from ..methods import MethodName, drafter_class
-from ..options import chosen, unknown_name
-from .base_decoder import BaseDecoder
-from .defaults import Choice, default_choice, paying_options
+from ..options import chosen
+from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits
+from .checkpoint_settings import warn_of_settings
+from .defaults import choice_of, config_of, option_names
+from .foreign_arguments import OF_MANY, refuse_foreign
 from .loading import base_of, check_tokenizer, load
+from .output import GenerateOutput, StreamPiece, TextStream, pieces_of
+from .prompts import Prompt, prompt_ids_of
 from .saved_memory import read_memory, save_memory
+from .stop_strings import ends_text, stop_criterion
+from .turns import Texts
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
 
-class SpeculativeDecoder(BaseDecoder):
+class SpeculativeDecoder:
     """A method on a loaded model.
 
     There is one memory and one cache, so texts wait for each other, whatever threads they come from
@@ -51,6 +65,7 @@ class SpeculativeDecoder(BaseDecoder):
     Attributes:
         target: the checked model.
         drafter: the method, with its memory.
+        texts: decodes token ids.
 
     Raises:
         ValueError: for an unknown method or option, or a value that is not allowed.
@@ -69,8 +84,8 @@ class SpeculativeDecoder(BaseDecoder):
     ) -> None:
         base = model if isinstance(model, TargetModel) else base_of(model)
         check_tokenizer(tokenizer)
-        method, options, _ = self._choice(method, options, base)
-        config = _config_of(method, options)
+        method, options, _ = choice_of(method, self.own_method, options, base.device)
+        config = config_of(method, options)
         if isinstance(base, TargetModel):
             target = base
         else:
@@ -78,8 +93,9 @@ class SpeculativeDecoder(BaseDecoder):
             prove(target)
         drafter = drafter_class(method)(config, target.vocab_size, target.device)
         drafter.check_target(target)
-        super().__init__(target, drafter, tokenizer)
-        self.method = method
+        self.target, self.drafter, self.tokenizer, self.method = target, drafter, tokenizer, method
+        self.texts = Texts(target, drafter)
+        self._has_warned = False
 
     @classmethod
     def from_pretrained(
@@ -111,29 +127,13 @@ class SpeculativeDecoder(BaseDecoder):
             OSError: if there is no such model.
         """
         named = method or cls.own_method
-        names = _option_names(named) if named else []
+        names = option_names(named) if named else []
         of_method = {name: value for name, value in options.items() if name in names}
         of_model = {name: value for name, value in options.items() if name not in names}
         if named:
-            _config_of(named, of_method)  # before the weights load
+            config_of(named, of_method)  # before the weights load
         model, tokenizer = load(path, dtype, device_map, of_model, names, weights)
         return cls(model, tokenizer, method, **of_method)
-
-    @classmethod
-    def _choice(
-        cls, method: str | None, options: dict[str, Any], model: PreTrainedModel | TargetModel
-    ) -> Choice:
-        """Return the method and its options, those that pay on the device where none is named."""
-        if method is not None:
-            return Choice(method, options)
-        if cls.own_method is not None:
-            return Choice(cls.own_method, paying_options(cls.own_method, options, model.device))
-        if options:
-            raise ValueError(
-                f"options: got {', '.join(options)} without a method; name the method that has "
-                'them, such as method="recycling"'
-            )
-        return default_choice(model.device)
 
     def __repr__(self) -> str:
         """Return the model, the method with the options that are not its defaults, device and dtype."""
@@ -142,6 +142,219 @@ class SpeculativeDecoder(BaseDecoder):
         options = "".join(f", {key}={value!r}" for key, value in chosen(config).items())
         where = f"device='{self.target.device}', dtype={self.target.dtype}"
         return f"{type(self).__name__}({name!r}, method={self.method!r}{options}, {where})"
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The token ids that end a text: the generation config's, and the tokenizer's."""
+        return eos_ids_of(self.target.model, self.tokenizer)
+
+    def generate(
+        self,
+        prompt: Prompt = (),
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: str | Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+        **foreign: NoReturn,
+    ) -> GenerateOutput:
+        """Answer a prompt.
+
+        Args:
+            prompt: text; chat messages, for the tokenizer's template; token ids as a sequence, or a
+                tensor or numpy array [P] or [1, P]; or a tokenizer's output (`input_ids` and
+                `attention_mask`). An empty text is the token with which the tokenizer begins every text.
+            max_new_tokens: limit; exact.
+            temperature: 0: greedy decoding; above 0: sampling.
+            top_k: draw from the k likeliest tokens; 0: from all.
+            top_p: draw from the likeliest tokens up to this total probability.
+            seed: seed of the draws; None uses torch's global generator.
+            stop_strings: the text ends after the token that completes one of these.
+            logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
+                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. In
+                float32, greedy decoding may call them twice for one token (`model.engine.rules`).
+            foreign: none; names of transformers' are refused with what does it here.
+
+        Raises:
+            ValueError: if a value is not allowed, or the prompt leaves no room in the context.
+        """
+        refuse_foreign(foreign, "generate")
+        prompt_ids, running = self._begin(
+            prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
+        )
+        return self._output(prompt_ids, list(running))
+
+    def stream(
+        self,
+        prompt: Prompt = (),
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: str | Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+        **foreign: NoReturn,
+    ) -> Iterator[StreamPiece]:
+        """Return the answer to a prompt step by step; arguments, which are checked at once, as `generate`.
+
+        No piece ends inside a character. Leaving the iteration ends the answer; the cache still
+        serves the next prompt.
+        """
+        refuse_foreign(foreign, "stream")
+        _, running = self._begin(
+            prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
+        )
+        return pieces_of(running, self.tokenizer)
+
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        batch_size: int = 8,
+        max_new_tokens: Limits = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: str | Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+        shares_memory: bool = True,
+        return_exceptions: bool = False,
+        show_progress: bool = False,
+        **foreign: NoReturn,
+    ) -> list[GenerateOutput]:
+        """Answer many prompts, several in each pass of the model; arguments and errors as `answers`.
+
+        Returns:
+            The answers in the order of the prompts.
+        """
+        refuse_foreign(foreign, "generate_all", OF_MANY)
+        found = self.answers(
+            prompts,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_strings=stop_strings,
+            logits_processors=logits_processors,
+            shares_memory=shares_memory,
+            return_exceptions=return_exceptions,
+            show_progress=show_progress,
+        )
+        return [output for _, output in sorted(found, key=itemgetter(0))]
+
+    def answers(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        batch_size: int = 8,
+        max_new_tokens: Limits = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: str | Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+        shares_memory: bool = True,
+        return_exceptions: bool = False,
+        show_progress: bool = False,
+        **foreign: NoReturn,
+    ) -> Generator[tuple[int, GenerateOutput], None, None]:
+        """Return the answers to many prompts, each with its prompt's index, as they finish.
+
+        Each text is the one of `generate`, whatever the others are; with seeds too. Arguments are checked at once.
+        The first step waits for the decoder's text under way, and other texts wait while some of these are under
+        way. The KV cache of the last text is neither used nor changed.
+
+        Arguments are those of `generate`, but for these:
+
+        - prompts: any iterable, also an endless one. One is read when there is room for its text, and after the
+          answers that have made room were taken.
+        - batch_size: most texts under way. A model whose texts cannot share passes decodes them in turn.
+        - max_new_tokens: limit, of all texts or of each.
+        - seed: of the first text; each next one has the next seed. None uses torch's global generator, in an
+          order that depends on the batch.
+        - logits_processors: asked about one text at a time, [1, P]; none that keep the state of a text.
+        - shares_memory: whether the method learns from all texts for all, and keeps it. Else each text begins
+          with a copy of what is known, and learns for itself. With a cold start each begins with nothing.
+        - return_exceptions: whether the error of a text (its prompt cannot be used, a processor failed) stands in
+          the place of its answer, and the others go on. Else it is raised, which ends the iteration, as in
+          `Executor.map`: answers that came before are yours, texts under way are given up.
+        - show_progress: whether a progress bar is written to standard error.
+
+        Raises:
+            ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used, in
+                its turn.
+            RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
+            Exception: what a processor raises, or the iterable: that when the texts under way have ended.
+        """
+        refuse_foreign(foreign, "answers", OF_MANY)
+        check_prompts(prompts)
+        check_processors(logits_processors)
+        device, of_rule = self.target.device, (temperature, top_k, top_p)
+        # Raises for what is not allowed.
+        token_rule(device, *of_rule, seed, logits_processors)
+        stop, eos_ids = self._stop(stop_strings), self.eos_ids
+        self._warn_once()
+
+        def request_of(index: int, prompt: Prompt, limit: int) -> Request | Exception:
+            self.texts.check_model()
+            try:
+                own_seed = None if seed is None else int(seed) + index
+                rule = token_rule(device, *of_rule, own_seed, logits_processors)
+                prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+                return Request(prompt_ids, limit, eos_ids, rule, stop).checked(self.target)
+            except Exception as error:  # a tokenizer may raise anything
+                return named_error(index, error)
+
+        limited = with_limits(prompts, max_new_tokens)
+        batch = self.texts.batch(batch_size, shares_memory)
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        bar = {"total": total, "disable": not show_progress}
+        return answers_of(batch, limited, request_of, self._output, return_exceptions, **bar)
+
+    def steps(self, prompt_ids: Sequence[int], **options: Any) -> Generator[StepRecord, None, None]:
+        """Return the steps of a text; `options` are those of a `Request`, all else as `Texts.steps_of`."""
+        return self.texts.steps_of(Request(prompt_ids, **options))
+
+    def reset(self) -> None:
+        """Forget what the method has learned and the last text, and free its rows."""
+        self.texts.reset()
+
+    def _begin(
+        self, prompt: Prompt, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
+    ) -> tuple[list[int], Iterator[StepRecord]]:
+        """Return a prompt's tokens and the steps of its answer; `of_rule`: arguments of `token_rule`."""
+        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+        self._warn_once()
+        rule, stop = token_rule(self.target.device, *of_rule), self._stop(stop_strings)
+        request = Request(prompt_ids, max_new_tokens, self.eos_ids, rule, stop)
+        return prompt_ids, self.texts.steps_of(request)
+
+    def _output(self, prompt_ids: Sequence[int], steps: Sequence[StepRecord]) -> GenerateOutput:
+        """Return the whole answer that these steps make."""
+        prefill_time = steps[0].prefill_ns / 1e9
+        decode_time = sum(step.step_ns for step in steps) / 1e9
+        token_ids = [token for step in steps for token in step.tokens]
+        sequences = torch.tensor([[*prompt_ids, *token_ids]], device=self.target.device)
+        text = TextStream(self.tokenizer).add(token_ids, is_last=True)
+        return GenerateOutput(sequences, token_ids, text, list(steps), prefill_time, decode_time)
+
+    def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+        criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")
+        return ends_text(criterion, self.target.device)
+
+    def _warn_once(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn_of_settings(self.target.model)
 
     def session(self: Decoder) -> Decoder:
         """Return a decoder for another text at the same time, in milliseconds.
@@ -152,7 +365,7 @@ class SpeculativeDecoder(BaseDecoder):
         config = self.drafter.config
         options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
         twin = type(self)(self.target, self.tokenizer, self.method, **options)
-        with self._turns.step:
+        with self.texts.turns.step:
             memory = self.drafter.memory()
         if memory:
             twin.drafter.load_memory(memory)
@@ -177,7 +390,7 @@ class SpeculativeDecoder(BaseDecoder):
         Raises:
             ValueError: if the method keeps nothing across prompts.
         """
-        with self._turns.step:
+        with self.texts.turns.step:
             save_memory(self.drafter, Path(path), self.tokenizer)
 
     def load_matrix(self, path: str | Path) -> None:
@@ -186,7 +399,7 @@ class SpeculativeDecoder(BaseDecoder):
         Raises:
             ValueError: if it was learned with another tokenizer, or does not fit this method and its options.
         """
-        with self._turns.step:
+        with self.texts.turns.step:
             self.drafter.load_memory(read_memory(path, self.tokenizer))
 
 
@@ -207,15 +420,3 @@ class TokenRecycling(SpeculativeDecoder):
     """
 
     own_method = "recycling"
-
-
-def _option_names(method: str) -> list[str]:
-    return [field.name for field in dataclasses.fields(drafter_class(method).config_class)]
-
-
-def _config_of(method: str, options: Mapping[str, Any]) -> Any:
-    names = _option_names(method)
-    for name in options:
-        if name not in names:
-            raise ValueError(unknown_name(f"option of {method}", name, names or ["none"]))
-    return drafter_class(method).config_class(**options)

@@ -8,6 +8,7 @@ it is the paper's tree until a measurement says otherwise.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..methods import drafter_class
+from ..options import unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -72,3 +74,42 @@ def paying_options(method: str, given: Mapping[str, Any], device: torch.device) 
         )
         return dict(given)
     return automatic
+
+
+def choice_of(
+    method: str | None, own_method: str | None, options: dict[str, Any], device: torch.device
+) -> Choice:
+    """Return the method and its options, those that pay on the device where none is named.
+
+    Args:
+        method: the method that the user names.
+        own_method: that of the decoder's class.
+        options: those that the user gives.
+        device: of the model.
+
+    Raises:
+        ValueError: for options without a method.
+    """
+    if method is not None:
+        return Choice(method, options)
+    if own_method is not None:
+        return Choice(own_method, paying_options(own_method, options, device))
+    if options:
+        raise ValueError(
+            f"options: got {', '.join(options)} without a method; name the method that has "
+            'them, such as method="recycling"'
+        )
+    return default_choice(device)
+
+
+def option_names(method: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(drafter_class(method).config_class)]
+
+
+def config_of(method: str, options: Mapping[str, Any]) -> Any:
+    """Return a method's config; a ValueError for an unknown option or a value that is not allowed."""
+    names = option_names(method)
+    for name in options:
+        if name not in names:
+            raise ValueError(unknown_name(f"option of {method}", name, names or ["none"]))
+    return drafter_class(method).config_class(**options)

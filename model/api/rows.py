@@ -1,11 +1,12 @@
-"""Rows of a padded batch, each decoded by itself: what may be asked about one row without the others.
+"""Rows of a padded batch of `generate`, each decoded by itself: what may be asked about one row without the others.
 
-Shapes: B rows.
+Shapes: B rows, P tokens of each prompt, padding included, n new tokens of the longest text.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,3 +63,12 @@ def are_by_row(criteria: StoppingCriteriaList) -> bool:
     """
     kinds = {type(one) for one in criteria}
     return kinds <= {*CRITERIA} and (EosTokenCriteria in kinds or kinds <= {MaxLengthCriteria})
+
+
+def with_answers(
+    input_ids: torch.Tensor, answers: Sequence[Sequence[int]], padding: int
+) -> torch.Tensor:
+    """Return prompts [B, P] and their answers [B, P + n]; the shorter ones are padded on the right."""
+    longest = max(map(len, answers))
+    rows = [[*answer, *[padding] * (longest - len(answer))] for answer in answers]
+    return torch.cat((input_ids, torch.tensor(rows, device=input_ids.device)), dim=1)

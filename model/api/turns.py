@@ -1,4 +1,4 @@
-"""Turns: the texts of one decoder, one at a time, whatever threads they come from.
+"""Turns: the texts of one decoder, one at a time, whatever threads they come from; a batch is one text.
 
 A text waits for the one under way. It is refused, before anything is touched, if that one is open and was not
 continued for a while. The main thread cannot wait for a text that it has left open itself, as in a notebook
@@ -10,9 +10,19 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 
+from ..budget.batch import BatchBudget, batch_budget
+from ..engine.batch import Batch, Turn, run
+from ..engine.drafter import Drafter
+from ..engine.loop import steps_of
+from ..engine.prefix_cache import PrefixCache
+from ..engine.request import Request
+from ..engine.self_test import prove_changes
+from ..engine.step import StepRecord
+from ..engine.target import TargetModel
 from ..machine.hardware import give_back_threads
 
 # Seconds without a step after which others stop waiting for an open text.
@@ -23,75 +33,191 @@ ADVICE = "one text at a time; close its stream, or give each text a decoder of i
 
 
 class Turns:
-    """Which text has the turn.
+    """Which text of a decoder has the turn.
+
+    There are two locks, and `step` is taken before `changed`. A text waits for its turn on `changed` alone, so that
+    the text under way can go on.
 
     Attributes:
         step: held while a step is computed; whoever reads or writes the decoder's memory meanwhile takes it.
+            Reentrant: a processor, which is called within a step, may do so.
+        changed: held while the fields below are read or written, and never while a step is computed.
+            Reentrant: a stream that is collected while its thread waits here ends its turn.
+        holder: the text that has the turn.
+        thread: ran its last step.
+        is_stepping: whether a step of it is computed.
+        last_step: when the last one ended, by `time.monotonic`.
     """
 
     def __init__(self) -> None:
         self.step = threading.RLock()
-        # Reentrant: a stream that is collected while its thread waits here ends its turn.
-        self._changed = threading.Condition(threading.RLock())
-        self._text: object = None  # has the turn
-        self._thread: threading.Thread | None = None  # ran its last step
-        self._is_stepping = False
-        self._last_step = 0.0
+        self.changed = threading.Condition(threading.RLock())
+        self.holder: TextTurn | None = None
+        self.thread: threading.Thread | None = None
+        self.is_stepping = False
+        self.last_step = 0.0
 
-    def begin(self) -> object:
-        """Wait for the turn; return what stands for the text that has it now.
+    def note_step(self) -> None:
+        """Note that the holder was continued, by this thread."""
+        self.thread = threading.current_thread()
+        self.last_step = time.monotonic()
+
+    def is_left_by_this_thread(self) -> bool:
+        """Whether the main thread itself has left the holder open."""
+        this = threading.current_thread()
+        return this is threading.main_thread() and this is self.thread and not self.is_stepping
+
+
+class TextTurn(Turn):
+    """The turn of a text: it waits for it at its first step, and has it until it ends."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._is_begun = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Compute a step of the text within the block; wait for the turn first, if it was not begun.
 
         Raises:
-            RuntimeError: if the text that has it was left open.
+            RuntimeError: if another text has taken the turn, or was left open.
         """
-        with self._changed:
-            while self._text is not None and not self._is_left_by_this_thread():
-                is_idle = not self._is_stepping
-                if is_idle and time.monotonic() - self._last_step >= PATIENCE:
+        turns = self._turns
+        if not self._is_begun:
+            self._begin()
+            self._is_begun = True
+        with turns.step:
+            with turns.changed:
+                if turns.holder is not self:
+                    raise RuntimeError(
+                        f"stream: got a further step of a text after another was begun; allowed: {ADVICE}"
+                    )
+                turns.is_stepping = True
+            try:
+                yield
+            finally:
+                with turns.changed:
+                    turns.is_stepping = False
+                    turns.note_step()
+
+    def end(self) -> None:
+        """Give the turn back, if this text still has it; the next text may be another thread's."""
+        turns = self._turns
+        self._is_begun = False
+        with turns.changed:
+            if turns.holder is self:
+                give_back_threads()
+                turns.holder = None
+                turns.changed.notify()
+
+    def _begin(self) -> None:
+        turns = self._turns
+        with turns.changed:
+            while turns.holder is not None and not turns.is_left_by_this_thread():
+                is_idle = not turns.is_stepping
+                if is_idle and time.monotonic() - turns.last_step >= PATIENCE:
                     raise RuntimeError(
                         f"decoder: another of its texts is still open, and was not continued for {PATIENCE:g} s; "
                         f"allowed: {ADVICE}"
                     )
-                if not self._changed.wait(min(PAUSE, PATIENCE)) and is_idle:
+                if not turns.changed.wait(min(PAUSE, PATIENCE)) and is_idle:
                     # Web servers leave the stream of a client that is gone in a cycle of references.
                     gc.collect()
-            self._text = text = object()
-            self._note()
-            return text
+            turns.holder = self
+            turns.note_step()
 
-    def end(self, text: object) -> None:
-        """Give the turn back, if this text still has it; the next text may be another thread's."""
-        with self._changed:
-            if self._text is text:
-                give_back_threads()
-                self._text = None
-                self._changed.notify()
 
-    @contextmanager
-    def stepping(self, text: object) -> Iterator[None]:
-        """Compute a step of a text within the block.
+class Texts:
+    """The texts of a decoder, which take turns: token ids in, steps out.
+
+    Two things live on from text to text: the method's memory and the KV cache of the last text. Batches use the
+    memory alone.
+
+    Args:
+        target: the checked model.
+        drafter: a method, for this model.
+    """
+
+    def __init__(self, target: TargetModel, drafter: Drafter) -> None:
+        self.target, self.drafter = target, drafter
+        self.turns = Turns()
+        self._prefix_cache = PrefixCache()
+        self._budget: BatchBudget | None = None  # of all batches
+
+    def check_model(self) -> None:
+        """Check that the model was not changed since.
 
         Raises:
-            RuntimeError: if another text has taken the turn.
+            ValueError: if it was, so that it cannot be used.
         """
-        with self.step:
-            with self._changed:
-                if self._text is not text:
-                    raise RuntimeError(
-                        f"stream: got a further step of a text after another was begun; allowed: {ADVICE}"
-                    )
-                self._is_stepping = True
-            try:
-                yield
-            finally:
-                with self._changed:
-                    self._is_stepping = False
-                    self._note()
+        self.target.check_unchanged()
+        prove_changes(self.target)
 
-    def _note(self) -> None:
-        self._thread = threading.current_thread()
-        self._last_step = time.monotonic()
+    def steps_of(self, request: Request) -> Generator[StepRecord, None, None]:
+        """Return the steps of a text.
 
-    def _is_left_by_this_thread(self) -> bool:
-        this = threading.current_thread()
-        return this is threading.main_thread() and this is self._thread and not self._is_stepping
+        The first step waits for the text under way. Its place is free again when the last step is
+        returned, or when the iteration is closed or collected.
+        A method with a cold start uses neither memory nor cache: it must read a prompt to learn from it.
+
+        Raises:
+            ValueError: as `Request.checked` and `check_model`. At once.
+            RuntimeError: at a step, if it is another text's turn.
+        """
+        self.check_model()
+        request.checked(self.target)
+        return self._in_turn(steps_of(self.target, self.drafter, request, self._prefix_cache))
+
+    def _in_turn(self, running: Iterator[StepRecord]) -> Generator[StepRecord, None, None]:
+        turn = TextTurn(self.turns)
+        try:
+            with turn.step():
+                if self.drafter.needs.cold_start:
+                    self.reset()
+            stop_reason = None
+            while stop_reason is None:
+                with turn.step():
+                    step = next(running)
+                    stop_reason = step.stop_reason
+                    if stop_reason is not None:
+                        deque(running, maxlen=0)  # steps past the limit, which are unseen
+                if stop_reason is not None:
+                    turn.end()
+                yield step
+        finally:
+            turn.end()
+
+    def steps_of_all(self, requests: Sequence[Request]) -> list[Sequence[StepRecord]]:
+        """Decode texts side by side; return the steps of each.
+
+        Raises:
+            ValueError: as `steps_of`.
+            Exception: what the first text that fails raises; the others are given up.
+        """
+        self.check_model()
+        for request in requests:
+            request.checked(self.target)
+        found: dict[int, Sequence[StepRecord]] = {}
+        with closing(self.batch(len(requests))) as batch:
+            for event in run(batch, enumerate(requests)):
+                if event.error is not None:
+                    raise event.error
+                found[event.key] = event.steps
+        return [found[index] for index in range(len(requests))]
+
+    def batch(self, size: int, shares_memory: bool = True) -> Batch:
+        """Return an empty batch, whose texts have the turn together.
+
+        Raises:
+            ValueError: if the size is not allowed.
+        """
+        if size != 1 and self._budget is None:
+            self._budget = batch_budget(self.drafter, self.target)
+        turn = TextTurn(self.turns)
+        return Batch(self.target, self.drafter, size, self._budget, shares_memory, turn)
+
+    def reset(self) -> None:
+        """Forget what the method has learned and the last text, and free its rows."""
+        with self.turns.step:
+            self.drafter.reset()
+            self._prefix_cache.clear()

@@ -14,6 +14,7 @@ from itertools import chain
 import torch
 
 from ..engine.drafter import Drafter
+from ..engine.packing import why_not_packed
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.timing import seconds_of
@@ -98,7 +99,13 @@ class BatchBudget:
 
 
 def batch_budget(drafter: Drafter, target: TargetModel) -> BatchBudget | None:
-    """Return the budget of a batch whose texts draft with this method; None if their trees have fixed sizes."""
+    """Return the budget of a batch whose texts draft with this method.
+
+    Returns:
+        None if their trees have fixed sizes, or if they cannot share passes: then each has a budget of its own.
+    """
+    if why_not_packed(target):
+        return None
     wants_costs = isinstance(drafter, CostAwareDrafter) and drafter.wants_costs
     return BatchBudget(target) if wants_costs else None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -40,11 +41,29 @@ class Event(NamedTuple):
         record: its step; with a `stop_reason` the text has ended and left the batch.
         error: what its drafter, rule or stopping criterion raised; the text has left the batch. One of both
             is None.
+        steps: all of its steps so far.
     """
 
     key: Any
     record: StepRecord | None = None
     error: Exception | None = None
+    steps: Sequence[StepRecord] = ()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the text has ended."""
+        return self.record is None or self.record.stop_reason is not None
+
+
+class Turn:
+    """When a batch may decode: always. Texts of a decoder wait for each other (`model.api.turns`)."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Return a block in which texts are begun, removed, or decoded by a step."""
+        return nullcontext()
+
+    def end(self) -> None:
+        """Let others decode: no text is under way, or none goes on."""
 
 
 class NodeBudget(Protocol):
@@ -66,10 +85,12 @@ class NodeBudget(Protocol):
 class _Place:
     """A text's place in the batch; `reading` is None once its prompt is read."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, own: Drafter) -> None:
         self.text = text
+        self.own = own  # its drafter, as it was made
         self.reading: Iterator[int] | None = text.read_prompt()
         self.prefill_ns = 0
+        self.steps: list[StepRecord] = []
 
 
 class Batch:
@@ -77,16 +98,33 @@ class Batch:
 
     Args:
         target: the model.
+        drafter: each text gets one like it.
         size: most texts.
         budget: divides the nodes of a step among texts that share passes; None: each drafter proposes for itself.
+        shares_memory: whether the texts learn into the drafter's memory, and from each other; else each begins
+            with a copy of it, and what it learns goes with it. Of a method with a cold start each begins with none.
+        turn: when the texts may decode, all together.
 
     Raises:
         ValueError: if the size is not allowed.
     """
 
-    def __init__(self, target: TargetModel, size: int, budget: NodeBudget | None = None) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        size: int,
+        budget: NodeBudget | None = None,
+        shares_memory: bool = True,
+        turn: Turn | None = None,
+    ) -> None:
         self.target = target
         self.size = integer("batch_size", size, least=1)
+        self._drafter, self._turn = drafter, turn or Turn()
+        # A drafter without memory may hold weights, which siblings share.
+        has_memory = drafter.keeps_memory()
+        self._shares_memory = not has_memory or (shares_memory and not drafter.needs.cold_start)
+        self._free: list[Drafter] = []  # of texts that have ended
         self._places: dict[Any, _Place] = {}
         reason = why_not_packed(target) if size > 1 else ""
         if reason:
@@ -110,58 +148,107 @@ class Batch:
         return len(self) < self.size
 
     @torch.inference_mode()
-    def add(self, key: Any, drafter: Drafter, request: Request) -> None:
+    def add(self, key: Any, request: Request) -> None:
         """Add a text, whose prompt is read in the steps to come.
 
         Args:
             key: names the text in events; one that is free.
-            drafter: drafts for this text alone, such as a `Drafter.sibling`; made ready for the model here.
             request: what is asked for. Tokens past the limit, which a published code decodes unseen, are left out.
 
         Raises:
             ValueError: as `Request.checked`.
+            RuntimeError: if another text has the turn.
         """
         assert self.has_room and key not in self._places
-        request = request.checked(self.target)
-        prepared = drafter.for_target(self.target)
-        if self._budget is None:  # else nodes are chosen among those of all texts
-            drafter = prepared
-        prompt_ids, cache = request.prompt_ids, None
-        if self._passes is not None:
-            cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter))
-        self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache))
+        with self._in_turn():
+            request, own = request.checked(self.target), self._next_drafter()
+            drafter = own.for_target(self.target)
+            if self._budget is not None:  # nodes are chosen among those of all texts
+                drafter = own
+            prompt_ids, cache = request.prompt_ids, None
+            if self._passes is not None:
+                cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter))
+            self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache), own)
 
     def remove(self, key: Any) -> None:
-        """Remove a text that has not ended; its rows are freed."""
+        """Give up a text that has not ended; its rows are freed.
+
+        Raises:
+            RuntimeError: if another text has taken the turn.
+        """
+        with self._in_turn():
+            self._free.append(self._leave(key).own)
+
+    def close(self) -> None:
+        """End the turn; texts under way go with the batch."""
+        self._turn.end()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Have the turn within the block, and until no text is under way."""
+        try:
+            with self._turn.step():
+                yield
+        finally:
+            if not self._places:
+                self._turn.end()
+
+    def _leave(self, key: Any) -> _Place:
         place = self._places.pop(key)
         if self._passes is not None:
             self._passes.release(place.text.cache)
+        return place
+
+    def _next_drafter(self) -> Drafter:
+        """Return a drafter for a text to come, with the memory that it begins with."""
+        mine = self._drafter
+        if self._shares_memory:
+            return self._free.pop() if self._free else mine.sibling()
+        if self._free:
+            drafter = self._free.pop()
+            drafter.reset()
+        else:
+            drafter = type(mine)(mine.config, mine.vocab_size, mine.device)
+            drafter.check_target(self.target)
+        if not mine.needs.cold_start and (memory := mine.memory()):
+            drafter.load_memory(memory)
+        return drafter
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Read the next chunks of prompts, decode a step of every text whose prompt is read; return the results."""
-        events = self._read_prompts()
-        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
-        if self._passes is not None:
-            records = self._decoded(ready, self._passes, events) if ready else {}
-        else:
-            records = _each(ready, lambda key, text: step_of(text), events)
-        events += [Event(key, record) for key, record in records.items()]
-        for event in events:
-            self._note(event)
-            _free_frames(event.error)
-        return events
+        """Read the next chunks of prompts, decode a step of every text whose prompt is read; return the results.
 
-    def _note(self, event: Event) -> None:
-        """Count a text's prompt in its first step; let it leave if it has ended."""
-        if event.record is not None:
-            place = self._places[event.key]
-            event.record.prefill_ns, place.prefill_ns = place.prefill_ns, 0
-        if event.record is None or event.record.stop_reason is not None:
-            self.remove(event.key)
+        Raises:
+            RuntimeError: if another text has taken the turn.
+        """
+        with self._in_turn():
+            events = self._read_prompts()
+            places = self._places.items()
+            ready = {key: place.text for key, place in places if place.reading is None}
+            if self._passes is not None:
+                records = self._decoded(ready, self._passes, events) if ready else {}
+            else:
+                records = _each(ready, lambda key, text: step_of(text), events)
+            for event in events:
+                self._leave(event.key)  # its drafter is not used again
+                _free_frames(event.error)
+            return events + [self._event(key, record) for key, record in records.items()]
+
+    def _event(self, key: Any, record: StepRecord) -> Event:
+        """Note a text's step, with its prompt if it is the first one; let it leave if it has ended."""
+        place = self._places[key]
+        record.prefill_ns, place.prefill_ns = place.prefill_ns, 0
+        place.steps.append(record)
+        if record.stop_reason is not None:
+            self._free.append(self._leave(key).own)
+        return Event(key, record, steps=place.steps)
 
     def _read_prompts(self) -> list[Event]:
-        """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens."""
+        """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens.
+
+        Returns:
+            The events of those that fail.
+        """
         failed, num_read = [], 0
         for key, place in self._places.items():
             if place.reading is None or num_read >= PREFILL_CHUNK:
@@ -232,6 +319,27 @@ class Batch:
             return text.take(counts[key]) if key in counts else text.propose()
 
         return _each({key: texts[key] for key in offers}, taken, events)
+
+
+def run(batch: Batch, asked: Iterator[tuple[Any, Request | Exception]]) -> Iterator[Event]:
+    """Let texts join a batch as long as there is room, and yield the last event of each, answers first.
+
+    Args:
+        batch: an empty one.
+        asked: keys with what is asked for, or with the error that stands for it. One is taken when there is room
+            for its text, and after the events that have made room.
+    """
+    while True:
+        while batch.has_room and (one := next(asked, None)) is not None:
+            key, request = one
+            if isinstance(request, Exception):
+                yield Event(key, error=request)
+            else:
+                batch.add(key, request)
+        if not len(batch):
+            return
+        last = [event for event in batch.step() if event.is_last]
+        yield from sorted(last, key=lambda event: event.error is not None)
 
 
 def _each(

@@ -7,8 +7,8 @@ import threading
 import time
 from collections import deque
 
-from ..api.batch_in_turn import BatchInTurn
 from ..api.decoder import SpeculativeDecoder
+from ..engine.batch import Batch
 from ..engine.step import StepRecord
 from .counters import Counters
 from .jobs import Job
@@ -80,8 +80,8 @@ class DecodingThread(threading.Thread):
             for job in left:
                 job.send(RuntimeError("the server ends"))
 
-    def _new_batch(self) -> BatchInTurn:
-        return self._decoder.batch(self._size)
+    def _new_batch(self) -> Batch:
+        return self._decoder.texts.batch(self._size)
 
     def _has_work(self) -> bool:
         """Wait for requests; return False when closed."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..api.text_stream import TextStream
+from ..api.output import TextStream
 from ..engine.request import Request
 from ..engine.step import StepRecord
 from .acceptance import Acceptance, StepCounts

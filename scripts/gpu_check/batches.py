@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -16,7 +15,7 @@ from evaluation.inference.entrants import entrant_of
 from evaluation.inference.referees import left_padded
 from model.budget.batch import batch_budget
 from model.commands.matrix_file import make_drafter
-from model.engine.batch import Batch
+from model.engine.batch import Batch, run
 from model.engine.drafter import Drafter
 from model.engine.packing import why_not_packed
 from model.engine.request import Request
@@ -105,19 +104,14 @@ def _batch(
     """Decode texts of the same number of tokens, up to `size` at a time; they share a memory that begins empty."""
     drafter.reset()  # an earlier round has decoded the same texts
     budget = batch_budget(drafter, target) if size > 1 else None
-    batch, waiting = Batch(target, size, budget), deque(enumerate(prompts))
+    batch = Batch(target, drafter, size, budget)
     lengths: list[int] = []
     target.synchronize()
     start = time.perf_counter()
-    while waiting or len(batch):
-        while waiting and batch.has_room:
-            key, prompt = waiting.popleft()
-            batch.add(key, drafter.sibling(), Request(prompt, num_tokens))
-        for event in batch.step():
-            if event.error is not None:
-                raise event.error
-            assert event.record is not None
-            lengths.append(len(event.record.tokens))
+    for event in run(batch, enumerate(Request(prompt, num_tokens) for prompt in prompts)):
+        if event.error is not None:
+            raise event.error
+        lengths += [len(step.tokens) for step in event.steps]
     seconds = time.perf_counter() - start
     return Decoded(sum(lengths), seconds, sum(lengths) / len(lengths))
 

@@ -57,7 +57,8 @@ def decoded(
     target: TargetModel, setting: Setting, size: int, accounts: Accounts, num_texts: int = 4
 ) -> Decoded:
     """Decode the texts in a batch of up to `size` at a time, by drafters that have learned nothing."""
-    batch = Batch(target, size, budget_of(setting))
+    drafter = drafter_of(target, setting)
+    batch = Batch(target, drafter, size, budget_of(setting), shares_memory=False)
     costs, found = Costs(), [list[int]() for _ in range(num_texts)]
     waiting = list(range(num_texts))
     while waiting or len(batch):
@@ -65,7 +66,7 @@ def decoded(
         while waiting and batch.has_room:
             is_joined, index = True, waiting.pop(0)
             request = Request(prompt_of(PROMPTS[index]), LIMITS[index], {END})
-            batch.add(index, drafter_of(target, setting), request)
+            batch.add(index, request)
         num_prepared = target.shapes.num_prepared
         accounts.clear()
         for event in batch.step():
@@ -164,9 +165,11 @@ def test_near_ties_of_a_batch_are_decided_as_in_the_single_loop() -> None:
         for prompt in prompts
     ]
     with mock.patch.object(target, "reference", wraps=target.reference) as reference:
-        batch, found = Batch(target, 2), [list[int]() for _ in prompts]
+        drafter = drafter_for("recycling", target)
+        batch = Batch(target, drafter, 2, shares_memory=False)
+        found = [list[int]() for _ in prompts]
         for key, prompt in enumerate(prompts):
-            batch.add(key, drafter_for("recycling", target), Request(prompt, **options))
+            batch.add(key, Request(prompt, **options))
         while len(batch):
             for event in batch.step():
                 assert event.record, event.error
@@ -179,11 +182,11 @@ def test_near_ties_of_a_batch_are_decided_as_in_the_single_loop() -> None:
 def test_a_longer_text_comes_in_and_graphs_are_captured_anew(expected: list[list[int]]) -> None:
     target = demo_target("graphed", "cuda")
     assert isinstance(target, GraphedTarget)
-    batch, found = Batch(target, 3), dict[int, list[int]]()
+    drafter = Setting("recycling").drafter(target)
+    batch, found = Batch(target, drafter, 3, shares_memory=False), dict[int, list[int]]()
 
     def add(index: int, limit: int) -> None:
-        drafter = Setting("recycling").drafter(target)
-        batch.add(index, drafter, Request(prompt_of(PROMPTS[index]), limit, {END}))
+        batch.add(index, Request(prompt_of(PROMPTS[index]), limit, {END}))
 
     add(0, LIMITS[0])
     add(2, LIMITS[2])

@@ -49,10 +49,10 @@ def decoded(target: TargetModel) -> tuple[list[int], list[int]]:
 
 def batch_of_two(target: TargetModel) -> list[list[int]]:
     """Return the tokens of the same text twice, in a batch."""
-    batch, found = Batch(target, 2), [list[int](), list[int]()]
+    drafter = drafter_for("hybrid", target, **SMALL_TREES)
+    batch, found = Batch(target, drafter, 2), [list[int](), list[int]()]
     for key in range(2):
-        drafter = drafter_for("hybrid", target, **SMALL_TREES)
-        batch.add(key, drafter, Request(PROMPT, NUM_TOKENS))
+        batch.add(key, Request(PROMPT, NUM_TOKENS))
     while len(batch):
         for event in batch.step():
             assert event.record, event.error

@@ -66,10 +66,9 @@ def test_texts_share_passes_on_two_gpus(
     expected = runs.on_cpu(SETTINGS.index(setting)).texts[0].tokens
     found: list[list[int]] = [[], []]
     with gpu:
-        batch = Batch(spread, 2)
+        batch = Batch(spread, setting.drafter(spread), 2)
         for key in range(2):
-            request = Request(prompt_of(FIRST_TEXT), NUM_TOKENS, {END})
-            batch.add(key, setting.drafter(spread), request)
+            batch.add(key, Request(prompt_of(FIRST_TEXT), NUM_TOKENS, {END}))
         while len(batch):
             events = batch.step()
             assert [event.record and event.record.num_texts for event in events] == [2, 2]

@@ -17,9 +17,11 @@ import model.engine.batch
 from model.budget.batch import BatchBudget
 from model.budget.cost_model import CostModel
 from model.engine.batch import Batch, Event
+from model.engine.batch import run as run_batch
+from model.engine.budget import DraftBudget
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter
-from model.engine.loop import generate
+from model.engine.loop import steps_of
 from model.engine.packing import why_not_packed
 from model.engine.request import Request
 from model.engine.rules import SamplingRule, TokenRule
@@ -28,6 +30,7 @@ from model.engine.tree import DraftTree
 from model.engine.verification import InvalidLogitsError
 from model.kernels.short_pass import short_pass_kernel
 from model.methods import METHODS
+from model.methods.recycling.drafter import RecyclingDrafter
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_near_ties import model_with_twins
 from tests.random_llama import random_llama
@@ -58,63 +61,44 @@ def target_in(dtype: torch.dtype) -> TargetModel:
     return TargetModel(llama.to(dtype))
 
 
-def run(
-    batch: Batch, texts: Sequence[dict[str, Any]], may_fail: bool = False
-) -> dict[int, list[Event]]:
-    """Decode texts, given as arguments of `add`, as soon as there is room; return the events of each."""
-    waiting, events = list(enumerate(texts)), dict[int, list[Event]]()
-    while waiting or len(batch):
-        while waiting and batch.has_room:
-            key, arguments = waiting.pop(0)
-            add(batch, key, **arguments)
-        for event in batch.step():
-            if event.error and not may_fail:
-                raise event.error
-            events.setdefault(event.key, []).append(event)
-    return events
+def run(batch: Batch, texts: Sequence[Request], may_fail: bool = False) -> dict[int, Event]:
+    """Decode texts as soon as there is room; return the last event of each."""
+    found = {event.key: event for event in run_batch(batch, enumerate(texts))}
+    errors = [event.error for event in found.values() if event.error]
+    assert may_fail or not errors, errors
+    return found
 
 
-def add(batch: Batch, key: Any, drafter: Drafter, **asked: Any) -> None:
-    """Add a text whose drafter and request are given as one dict."""
-    batch.add(key, drafter, Request(**asked))
+def tokens_of(event: Event) -> list[int]:
+    return [token for step in event.steps for token in step.tokens]
 
 
-def tokens_of(events: Sequence[Event]) -> list[int]:
-    return [token for event in events if event.record for token in event.record.tokens]
-
-
-def texts_of(
-    target: TargetModel, method: str, rules: Callable[[int], TokenRule | None] = lambda index: None
-) -> list[dict[str, Any]]:
-    first = drafter_for(method, target)
+def texts_of(rules: Callable[[int], TokenRule | None] = lambda index: None) -> list[Request]:
     return [
-        {
-            "drafter": first.sibling(),
-            "prompt_ids": prompt,
-            "max_new_tokens": limit,
-            "rule": rules(index),
-            "eos_ids": (17,),
-        }
+        Request(prompt, limit, (17,), rules(index))
         for index, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True))
     ]
 
 
-def alone(target: TargetModel, method: str, texts: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Return the tokens of each text in a loop of its own, by a new drafter."""
-    found = []
-    for text in texts:
-        options = {name: value for name, value in text.items() if name != "drafter"}
-        found.append(generate(target, drafter_for(method, target), **options).token_ids)
-    return found
+def alone(target: TargetModel, texts: Sequence[Request]) -> list[list[int]]:
+    """Return the tokens of each text by plain decoding, in a loop of its own."""
+    return [
+        [
+            token
+            for step in steps_of(target, drafter_for("vanilla", target), text)
+            for token in step.tokens
+        ]
+        for text in texts
+    ]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_of_a_batch_are_those_of_the_single_loop(method: str, target: TargetModel) -> None:
-    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
+    expected = alone(target, texts_of())
     for size in (2, 5):
-        events = run(Batch(target, size), texts_of(target, method))
+        events = run(Batch(target, drafter_for(method, target), size), texts_of())
         assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
-        shared = [event.record.num_texts for of in events.values() for event in of if event.record]
+        shared = [step.num_texts for event in events.values() for step in event.steps]
         assert max(shared) == size, "no pass was shared by all"
 
 
@@ -122,8 +106,8 @@ def test_draws_are_those_of_the_texts_own_generator(target: TargetModel) -> None
     def drawn(index: int) -> SamplingRule:
         return SamplingRule([], torch.Generator().manual_seed(index))
 
-    expected = alone(target, "vanilla", texts_of(target, "vanilla", drawn))
-    events = run(Batch(target, 4), texts_of(target, "recycling", drawn))
+    expected = alone(target, texts_of(drawn))
+    events = run(Batch(target, drafter_for("recycling", target), 4), texts_of(drawn))
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
 
 
@@ -159,9 +143,9 @@ def test_near_ties_fall_as_in_plain_decoding(has_kernel: bool) -> None:
     if has_kernel and not short_pass_kernel():
         pytest.skip("the kernels cannot be built here")
     plain = model_with_twins(0, stride=2)
-    expected = alone(plain, "vanilla", texts_of(plain, "vanilla"))
+    expected = alone(plain, texts_of())
     target = model_with_twins(0, 2, has_kernel)
-    events = run(Batch(target, 4), texts_of(target, "recycling"))
+    events = run(Batch(target, drafter_for("recycling", target), 4), texts_of())
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
 
 
@@ -181,10 +165,18 @@ def test_an_error_ends_its_own_text_alone(
             raise InvalidLogitsError("a criterion of the caller's")
         return False
 
-    texts = texts_of(target, "recycling")
-    expected = alone(target, "vanilla", texts)
-    texts[1]["rule"], texts[2]["stop"] = Failing([]), stop
-    texts[3]["drafter"].propose = None  # no function: a drafter's mistake
+    def propose(drafter: Drafter, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        if list(context[: len(PROMPTS[3])]) == PROMPTS[3]:
+            raise TypeError("a drafter's mistake")
+        return recycled(drafter, context, budget)
+
+    texts = texts_of()
+    expected = alone(target, texts)
+    texts[1] = texts[1]._replace(rule=Failing([]))
+    texts[2] = texts[2]._replace(stop=stop)
+    recycled = RecyclingDrafter.propose
+    monkeypatch.setattr(RecyclingDrafter, "propose", propose)
+    batch = Batch(target, drafter_for("recycling", target), 5)
     caches: weakref.WeakSet[TreeCache] = weakref.WeakSet()
 
     def new_cache(capacity: int) -> TreeCache:
@@ -192,30 +184,42 @@ def test_an_error_ends_its_own_text_alone(
         return cache
 
     monkeypatch.setattr(target, "new_cache", new_cache)
-    events = run(Batch(target, 5), texts, may_fail=True)
+    found: dict[int, list[int]] = {index: [] for index in range(len(texts))}
+    errors: dict[int, Exception] = {}
+    waiting = list(enumerate(texts))
+    while waiting or len(batch):
+        while waiting and batch.has_room:
+            batch.add(*waiting.pop(0))
+        for event in batch.step():
+            if event.error:
+                errors[event.key] = event.error
+            else:
+                found[event.key] = tokens_of(event)
     gc.collect()
     assert not caches, "a kept error keeps the rows of its text"
     for index, kind in ((1, RuntimeError), (2, InvalidLogitsError), (3, TypeError)):
-        assert isinstance(events[index][-1].error, kind)
-        assert tokens_of(events[index]) == expected[index][: len(tokens_of(events[index]))]
+        assert isinstance(errors[index], kind)
+        assert found[index] == expected[index][: len(found[index])]
     for index in (0, 4, 5, 6):
-        assert tokens_of(events[index]) == expected[index]
+        assert found[index] == expected[index]
 
 
 def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetModel) -> None:
-    texts = texts_of(target, "recycling")
-    expected = alone(target, "vanilla", texts)
-    batch = Batch(target, 2)
-    add(batch, "gone", **texts[1])
-    add(batch, "stays", **texts[0])
-    found = tokens_of([event for event in batch.step() if event.key == "stays"])
+    texts = texts_of()
+    expected = alone(target, texts)
+    batch = Batch(target, drafter_for("recycling", target), 2)
+    batch.add("gone", texts[1])
+    batch.add("stays", texts[0])
+    (found,) = (tokens_of(event) for event in batch.step() if event.key == "stays")
     batch.remove("gone")
     assert batch.has_room and len(batch) == 1
-    add(batch, "later", **texts[2])
-    later = []
+    batch.add("later", texts[2])
     while len(batch):
         for event in batch.step():
-            (found if event.key == "stays" else later).extend(tokens_of([event]))
+            if event.key == "stays":
+                found = tokens_of(event)
+            else:
+                later = tokens_of(event)
     assert (found, later) == (expected[0], expected[2])
 
 
@@ -230,9 +234,9 @@ def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetMod
 def test_what_cannot_be_decoded_is_refused_and_takes_no_place(
     change: dict[str, Any], message: str, target: TargetModel
 ) -> None:
-    batch = Batch(target, 2)
+    batch = Batch(target, drafter_for("vanilla", target), 2)
     with pytest.raises(ValueError, match=message):
-        add(batch, 0, **(texts_of(target, "vanilla")[0] | change))
+        batch.add(0, texts_of()[0]._replace(**change))
     assert len(batch) == 0
 
 
@@ -242,27 +246,27 @@ def test_others_go_on_between_the_chunks_of_a_long_prompt(
     monkeypatch.setattr(model.engine.batch, "PREFILL_CHUNK", 8)
     monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", 8)
     monkeypatch.setattr(model.engine.target, "FEWEST_IN_CHUNK", 8)
-    texts = texts_of(target, "recycling")
-    expected = alone(target, "vanilla", texts)
-    batch = Batch(target, 2)
-    add(batch, "short", **texts[0])
-    add(batch, "long", **texts[5])
+    texts = texts_of()
+    expected = alone(target, texts)
+    batch = Batch(target, drafter_for("recycling", target), 2)
+    batch.add("short", texts[0])
+    batch.add("long", texts[5])
     steps: list[list[str]] = []
     found: dict[str, list[int]] = {}
     while len(batch):
         events = batch.step()
         steps.append([event.key for event in events])
         for event in events:
-            found.setdefault(event.key, []).extend(tokens_of([event]))
+            found[event.key] = tokens_of(event)
     assert found == {"short": expected[0], "long": expected[5]}
     assert steps[:6] == [["short"]] * 6, "49 tokens are read in seven chunks of at most 8"
 
 
 def test_shares_of_time_add_up_to_the_steps(target: TargetModel) -> None:
     """A step's time is counted once, however many texts share it."""
-    batch, total, shares = Batch(target, 3), 0, 0.0
-    for key, text in enumerate(texts_of(target, "recycling")[:3]):
-        add(batch, key, **text)
+    batch, total, shares = Batch(target, drafter_for("recycling", target), 3), 0, 0.0
+    for key, text in enumerate(texts_of()[:3]):
+        batch.add(key, text)
     while len(batch):
         records = [event.record for event in batch.step() if event.record]
         assert len({record.step_ns for record in records}) == 1
@@ -278,11 +282,11 @@ def test_texts_of_a_model_that_cannot_be_packed_decode_in_turn(
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     target = TargetModel(random_llama(VOCAB_SIZE, seed=5, rope_scaling=rope))
     assert "depend on the longest text" in why_not_packed(target)
-    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
-    events = run(Batch(target, 3), texts_of(target, "recycling"))
+    expected = alone(target, texts_of())
+    events = run(Batch(target, drafter_for("recycling", target), 3), texts_of())
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
     assert "texts of a batch are decoded one after another, since " in caplog.text
-    assert {event.record.num_texts for of in events.values() for event in of if event.record} == {1}
+    assert {step.num_texts for event in events.values() for step in event.steps} == {1}
 
 
 class GivenBudget(BatchBudget):
@@ -307,16 +311,13 @@ STEEP = CostModel((1, 2, 4, 8, 16, 32, 64), *[(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 6
 
 @pytest.mark.parametrize("method", ["hybrid", "pld"])
 def test_one_budget_gives_the_texts_the_nodes_that_pay(method: str, target: TargetModel) -> None:
-    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
+    expected = alone(target, texts_of())
     sizes = {}
     for name, costs in (("flat", FLAT), ("steep", STEEP)):
         first = drafter_for(method, target, budget="auto")
-        texts = [{**text, "drafter": first.sibling()} for text in texts_of(target, "vanilla")]
-        events = run(Batch(target, 4, GivenBudget(costs)), texts)
+        events = run(Batch(target, first, 4, GivenBudget(costs)), texts_of())
         assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
-        sizes[name] = [
-            event.record.num_nodes for of in events.values() for event in of if event.record
-        ]
+        sizes[name] = [step.num_nodes for event in events.values() for step in event.steps]
     assert max(sizes["flat"]) > 1 and set(sizes["steep"]) == {1}
 
 

@@ -16,7 +16,7 @@ from model.engine.passes.slot_passes import SlotPasses
 from model.engine.passes.slots import SLOT_STEP
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from tests.model.decoded import random_ids
+from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_batch import PROMPTS, VOCAB_SIZE, alone, run, texts_of, tokens_of
 from tests.random_llama import random_llama
 
@@ -79,10 +79,10 @@ def test_each_text_has_the_logits_of_its_own_pass(target: TargetModel) -> None:
 def test_a_batch_in_slots_is_the_single_loop(
     target: TargetModel, in_slots: list[SlotPasses]
 ) -> None:
-    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
+    expected = alone(target, texts_of())
     for method in ("recycling", "pld", "hybrid"):
         for size in (2, 5):
-            events = run(Batch(target, size), texts_of(target, method))
+            events = run(Batch(target, drafter_for(method, target), size), texts_of())
             assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
     assert in_slots
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from model.engine.batch import Batch
+from model.engine.batch import Batch, run
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
 from model.engine.request import Request
@@ -93,14 +93,11 @@ def test_tokens_equal_generate(name: str, method: str) -> None:
 
 def batch_tokens(target: TargetModel, prompts: Sequence[tuple[list[int], int]]) -> list[list[int]]:
     """Return the tokens of a batch of these prompts, with the chains of pld."""
-    batch = Batch(target, len(prompts))
+    batch = Batch(target, drafter_for("pld", target), len(prompts))
     found: list[list[int]] = [[] for _ in prompts]
-    for key, (prompt, limit) in enumerate(prompts):
-        batch.add(key, drafter_for("pld", target), Request(prompt, limit))
-    while len(batch):
-        for event in batch.step():
-            assert event.record, event.error
-            found[event.key] += event.record.tokens
+    for event in run(batch, enumerate(Request(*prompt) for prompt in prompts)):
+        assert event.record, event.error
+        found[event.key] = [token for step in event.steps for token in step.tokens]
     return found
 
 
