@@ -222,17 +222,23 @@ class Batch:
             RuntimeError: if another text has taken the turn.
         """
         with self._in_turn():
-            events = self._read_prompts()
-            places = self._places.items()
-            ready = {key: place.text for key, place in places if place.reading is None}
-            if self._passes is not None:
-                records = self._decoded(ready, self._passes, events) if ready else {}
-            else:
-                records = _each(ready, lambda key, text: step_of(text), events)
+            events, records = self._stepped()
             for event in events:
                 self._leave(event.key)  # its drafter is not used again
                 _free_frames(event.error)
             return events + [self._event(key, record) for key, record in records.items()]
+
+    def _stepped(self) -> tuple[list[Event], dict[Any, StepRecord]]:
+        """Return the events of the texts that fail, and the steps of the others.
+
+        This holds texts, and `step` must not: frames are cleared of what has ended (`_free_frames`).
+        """
+        events = self._read_prompts()
+        places = self._places.items()
+        texts = {key: place.text for key, place in places if place.reading is None}
+        if self._passes is None:
+            return events, _each(texts, lambda key, text: step_of(text), events)
+        return events, self._decoded(texts, self._passes, events) if texts else {}
 
     def _event(self, key: Any, record: StepRecord) -> Event:
         """Note a text's step, with its prompt if it is the first one; let it leave if it has ended."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .protocol import ChatRequest, CompletionRequest, Refusal, TextFields, parse_request
-from .service import Answering, Service
+from .service import Service
 
 JSON = "application/json"
 
@@ -68,28 +67,14 @@ async def _answer(service: Service, request: Request, kind: type[TextFields]) ->
             _body(request, options.max_body_bytes), options.request_seconds
         )
     except ClientDisconnect:
-        return _nobody()
+        raise Refusal("the client has left", 499) from None
     except asyncio.TimeoutError:
         raise Refusal(f"body: took longer than {options.request_seconds:g} s", 408) from None
-    asked = parse_request(kind, body)
-    answering = await service.begin(asked, deadline)
-    watcher = asyncio.create_task(_cancel_when_gone(request, answering))
-    if asked.stream:
-        return StreamingResponse(_watched(answering, watcher), media_type="text/event-stream")
-    try:
-        reading = asyncio.create_task(answering.whole())
-        await asyncio.wait({reading, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            reading.cancel()
-            return _nobody()
-        return JSONResponse(reading.result())
-    finally:
-        watcher.cancel()
-
-
-def _nobody() -> Response:
-    """Return what goes to a client that has left: nobody reads it."""
-    return Response(status_code=499)
+    reply = await service.begin(parse_request(kind, body), deadline)
+    reply.watch(request.receive)
+    if reply.is_stream:
+        return StreamingResponse(reply.events(), media_type="text/event-stream")
+    return JSONResponse(await reply.whole())
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -107,22 +92,6 @@ async def _body(request: Request, most: int) -> bytes:
     if num_bytes > most:
         raise Refusal(f"body: got {num_bytes} bytes; allowed: at most {most}", 413)
     return bytes(body)
-
-
-async def _cancel_when_gone(request: Request, answering: Answering) -> None:
-    """Give an answer up when the client has closed the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    answering.cancel()
-
-
-async def _watched(answering: Answering, watcher: asyncio.Task[None]) -> AsyncIterator[str]:
-    try:
-        async for event in answering.events():
-            yield event
-    finally:
-        answering.cancel()
-        watcher.cancel()
 
 
 def _check_key(request: Request, key: str | None) -> None:

@@ -1,4 +1,9 @@
-"""The decoding thread: one batch, which requests join and leave between two steps."""
+"""The decoding thread: one batch, which requests join and leave between two steps.
+
+A request's text comes out piece by piece, cut at a stop string. Counters at /metrics stand under vLLM's names,
+which benches read before and after a run. By vLLM's definition a step without a draft is no draft.
+`token_recycling:steps` counts each one: `vllm:generation_tokens / token_recycling:steps` is tokens a step.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,243 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from ..api.decoder import SpeculativeDecoder
-from ..engine.batch import Batch
+from ..api.output import TextStream
+from ..engine.request import Request
 from ..engine.step import StepRecord
-from .counters import Counters
-from .jobs import Job
+from .acceptance import Acceptance, StepCounts
 
 logger = logging.getLogger(__name__)
+
+# OpenAI's words for why a text ended.
+FINISH_REASONS = {"eos": "stop", "criteria": "stop", "length": "length", "context": "length"}
+LABELS = ("model_name", "engine")
+
+
+class TokenLogprob(NamedTuple):
+    """The model's log-probability of a token, and of the likeliest ones at its place."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Logprobs:
+    """A logits processor that changes nothing, and notes the log-probabilities at each place.
+
+    Args:
+        num_prompt: tokens of the prompt.
+        num_top: how many of the likeliest tokens are told.
+    """
+
+    def __init__(self, num_prompt: int, num_top: int) -> None:
+        self._length, self._num_top = num_prompt, num_top
+        self._rows: dict[int, torch.Tensor] = {}  # by the length of the text before
+
+    def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note the scores [1, V] after these tokens [1, P]; at a near-tie the second ones count."""
+        self._rows[token_ids.shape[1]] = scores[0].float().log_softmax(dim=-1)
+        return scores
+
+    def take(self, tokens: Sequence[int]) -> list[TokenLogprob]:
+        """Return those of the next tokens, and forget them."""
+        found = []
+        for place, token in enumerate(tokens, self._length):
+            row = self._rows[place]
+            values, ids = row.topk(min(self._num_top, len(row)))
+            top = list(zip(ids.tolist(), values.tolist(), strict=True))
+            found.append(TokenLogprob(token, float(row[token]), top))
+        self._length += len(tokens)
+        self._rows.clear()
+        return found
+
+
+class Piece(NamedTuple):
+    """What a step adds to an answer.
+
+    Attributes:
+        text: whole characters, none of which could belong to a stop string.
+        token_ids: the step's tokens, up to the one that completes a stop string.
+        finish_reason: OpenAI's word for why the text ended; None if it goes on.
+        logprobs: of the tokens, if they were asked for.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A request on its way through the decoding thread.
+
+    Attributes:
+        request: the text that is asked for.
+        send: takes pieces, or one error, in the decoding thread.
+        tokenizer: makes text of tokens.
+        stop: strings before which the text ends.
+        logprobs: notes log-probabilities; also a processor of the request's rule.
+        deadline: `time.monotonic` of the latest end.
+        is_cancelled: set from any thread; the text leaves before the next step.
+        acceptance: the steps so far.
+        asked, begun, first, last: `time.monotonic` of its arrival, its admission, its first and last piece.
+    """
+
+    request: Request
+    send: Callable[[Piece | Exception], None]
+    tokenizer: Any
+    stop: Sequence[str] = ()
+    logprobs: Logprobs | None = None
+    deadline: float = float("inf")
+    is_cancelled: bool = False
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    asked: float = field(default_factory=time.monotonic)
+    begun: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    _stream: TextStream = field(init=False)
+    _held: str = ""
+
+    def __post_init__(self) -> None:
+        self._stream = TextStream(self.tokenizer)
+
+    def is_over(self, now: float) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.is_cancelled or now > self.deadline
+
+    @property
+    def num_new(self) -> int:
+        """New tokens so far."""
+        return sum(self.acceptance.accept_lengths)
+
+    def piece(self, record: StepRecord) -> Piece:
+        """Take a step; return what it adds to the answer."""
+        text, count, reason = self._text(record)
+        tokens = record.tokens[:count]
+        self.acceptance.steps.append(StepCounts.of(record, count))
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+        logprobs = self.logprobs.take(tokens) if self.logprobs else []
+        return Piece(text, tokens, reason, logprobs)
+
+    def _text(self, record: StepRecord) -> tuple[str, int, str | None]:
+        """Return the text that a step adds, the number of its tokens that count, and why the text ends."""
+        tokens, ended = record.tokens, record.stop_reason is not None
+        reason = FINISH_REASONS[record.stop_reason] if record.stop_reason else None
+        if not self.stop:
+            return self._stream.add(tokens, is_last=ended), len(tokens), reason
+        shown = ""
+        for count, token in enumerate(tokens, 1):
+            is_last = ended and count == len(tokens)
+            self._held += self._stream.add([token], is_last)
+            if found := [place for one in self.stop if (place := self._held.find(one)) >= 0]:
+                return shown + self._held[: min(found)], count, "stop"
+            num_open = 0 if is_last else self._num_open()
+            settled = len(self._held) - num_open
+            shown, self._held = shown + self._held[:settled], self._held[settled:]
+        return shown, len(tokens), reason
+
+    def _num_open(self) -> int:
+        """Return the number of characters at the end that may be the beginning of a stop string."""
+        longest = max(map(len, self.stop)) - 1
+        for count in range(min(longest, len(self._held)), 0, -1):
+            if any(one.startswith(self._held[-count:]) for one in self.stop):
+                return count
+        return 0
+
+    def times(self) -> dict[str, float | None]:
+        """Return the times of the answer in the fields of vLLM's responses."""
+        decoding = self.last - self.first
+        rest = self.num_new - 1  # tokens after the first one
+        return {
+            "queue_time_ms": 1e3 * (self.begun - self.asked),
+            "time_to_first_token_ms": 1e3 * (self.first - self.asked),
+            "generation_time_ms": 1e3 * decoding,
+            "mean_itl_ms": 1e3 * decoding / rest if rest else None,
+            "tokens_per_second": rest / decoding if rest and decoding else None,
+        }
+
+
+class Counters:
+    """Counts what is decoded.
+
+    Args:
+        name: the model's.
+        num_running: returns the number of requests that are decoded.
+        num_waiting: returns the number of those that wait.
+    """
+
+    def __init__(
+        self, name: str, num_running: Callable[[], int], num_waiting: Callable[[], int]
+    ) -> None:
+        disable_created_metrics()  # readers take them for further positions
+        self._registry = CollectorRegistry()
+        self._values = (name, "0")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Drafted nodes.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Accepted ones.")
+        self._by_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their depth in the draft, from 0.",
+            (*LABELS, "position"),
+            registry=self._registry,
+        )
+        self._steps = self._counter("token_recycling:steps", "Steps, with and without a draft.")
+        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self._generated = self._counter("vllm:generation_tokens", "New tokens.")
+        self._ended = Counter(
+            "vllm:request_success",
+            "Answers, by why they ended.",
+            (*LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        for metric, count in (("running", num_running), ("waiting", num_waiting)):
+            gauge = Gauge(
+                f"vllm:num_requests_{metric}", "Requests.", LABELS, registry=self._registry
+            )
+            gauge.labels(*self._values).set_function(count)
+
+    def begin(self, num_prompt: int) -> None:
+        """Count a prompt of this many tokens."""
+        self._prompt.inc(num_prompt)
+
+    def step(self, step: StepCounts) -> None:
+        """Count a step of a text."""
+        self._steps.inc()
+        self._generated.inc(step.tokens)
+        if step.drafted:
+            self._drafts.inc()
+            self._drafted.inc(step.drafted)
+            self._accepted.inc(step.accepted)
+        for position in range(step.accepted):
+            self._by_position.labels(*self._values, str(position)).inc()
+
+    def end(self, reason: str) -> None:
+        """Count an answer that ended."""
+        self._ended.labels(*self._values, reason).inc()
+
+    def page(self) -> bytes:
+        """Return what Prometheus reads."""
+        page: bytes = generate_latest(self._registry)
+        return page
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(name, text, LABELS, registry=self._registry)
+        return counter.labels(*self._values)
 
 
 class QueueFullError(Exception):
@@ -37,10 +271,11 @@ class DecodingThread(threading.Thread):
         self._decoder, self._size, self._max_queue = decoder, batch_size, max_queue
         self._waiting: deque[Job] = deque()
         self._running: set[Job] = set()
+        # Held while requests come, wait or leave, which other threads ask and cause; never while a step is decoded.
         self._changed = threading.Condition()
         self._is_closing = False
         self.counters = Counters(name, lambda: len(self._running), lambda: len(self._waiting))
-        self._batch = self._new_batch()  # measures what nodes cost, once
+        self._batch = decoder.texts.batch(batch_size)  # measures what nodes cost, once
 
     def submit(self, job: Job) -> None:
         """Let a request wait for a place; callable from any thread.
@@ -80,9 +315,6 @@ class DecodingThread(threading.Thread):
             for job in left:
                 job.send(RuntimeError("the server ends"))
 
-    def _new_batch(self) -> Batch:
-        return self._decoder.texts.batch(self._size)
-
     def _has_work(self) -> bool:
         """Wait for requests; return False when closed."""
         with self._changed:
@@ -92,20 +324,16 @@ class DecodingThread(threading.Thread):
     def _give_up(self) -> None:
         """Let requests leave that were cancelled, or that take too long."""
         now = time.monotonic()
-        for job in [job for job in self._running if job.is_cancelled or now > job.deadline]:
-            self._running.discard(job)
-            self._batch.remove(job)
-            self._dropped(job)
         with self._changed:
-            gone = [job for job in self._waiting if job.is_cancelled or now > job.deadline]
+            gone = [job for job in self._waiting if job.is_over(now)]
             for job in gone:
                 self._waiting.remove(job)
+        for job in [job for job in self._running if job.is_over(now)]:
+            self._running.discard(job)
+            self._batch.remove(job)
+            gone.append(job)
         for job in gone:
-            self._dropped(job)
-
-    def _dropped(self, job: Job) -> None:
-        self.counters.end("abort")
-        if not job.is_cancelled:
+            self.counters.end("abort")
             job.send(TimeoutError())
 
     def _admit(self) -> None:
@@ -131,7 +359,7 @@ class DecodingThread(threading.Thread):
             self._batch.close()
             for job in list(self._running):
                 self._failed(job, error)
-            self._batch = self._new_batch()
+            self._batch = self._decoder.texts.batch(self._size)
             return
         for event in events:
             if event.error is not None:

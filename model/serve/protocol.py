@@ -121,14 +121,14 @@ class TextFields(_Fields):
     return_token_ids: bool = False  # vLLM's
 
     @property
-    def limit(self) -> int | None:
-        """Most new tokens; None if the request does not say."""
-        return self.max_tokens
-
-    @property
     def stop_strings(self) -> list[str]:
         """Strings before which the text ends."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens; None if the request does not say."""
+        raise NotImplementedError
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -137,15 +137,11 @@ class TextFields(_Fields):
 
 
 class TextPart(_Fields):
-    """A part of a message."""
-
     type: Literal["text"]
     text: str
 
 
 class Message(_Fields):
-    """A message of a chat."""
-
     role: Literal["system", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -160,7 +156,6 @@ class ChatRequest(TextFields):
 
     @property
     def limit(self) -> int | None:
-        """Most new tokens, by either name."""
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise Refusal("max_completion_tokens: differs from max_tokens; give one of them")
@@ -168,7 +163,6 @@ class ChatRequest(TextFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """As of all requests."""
         if self.top_logprobs and not self.logprobs:
             raise Refusal("top_logprobs: needs logprobs: true")
         return self.top_logprobs if self.logprobs else None
@@ -182,7 +176,6 @@ class CompletionRequest(TextFields):
 
     @property
     def limit(self) -> int | None:
-        """Most new tokens; OpenAI's default where none is given."""
         return self.max_tokens or COMPLETION_TOKENS
 
     @property
@@ -199,7 +192,6 @@ class CompletionRequest(TextFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """As of all requests."""
         return self.logprobs
 
 

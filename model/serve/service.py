@@ -1,11 +1,12 @@
-"""What becomes of a checked request: a text for the decoding thread, whose pieces come back to the event loop."""
+"""What becomes of a checked request: a text for the decoding thread, whose pieces come back as OpenAI's JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,34 +14,55 @@ from ..api.decoder import SpeculativeDecoder
 from ..api.prompts import prompt_ids_of
 from ..engine.request import Request
 from ..engine.rules import token_rule
-from .decoding import DecodingThread, QueueFullError
-from .jobs import Job, Logprobs, Piece
+from .decoding import DecodingThread, Job, Logprobs, Piece, QueueFullError, TokenLogprob
 from .options import ServeOptions
 from .protocol import ChatRequest, CompletionRequest, Refusal, TextFields
-from .replies import ChatReply, CompletionReply, Reply
 
 # A system prompt to look for in a prompt.
 MARK = "q8Zsystem"
 
 
-class Answering:
-    """A request that is decoded, seen from the event loop.
+class Reply:
+    """The answer to one request, seen from the event loop: whole, or as chunks of a stream.
 
     Args:
-        job: the request in the decoding thread.
+        asked: the request.
+        job: its text in the decoding thread, whose figures are read when it has ended.
         arrived: what the thread sends.
-        reply: makes the answer's JSON.
+        name: the model's.
         seconds: longest time of a request.
     """
 
-    def __init__(
-        self, job: Job, arrived: asyncio.Queue[Piece | Exception], reply: Reply, seconds: float
-    ) -> None:
-        self._job, self._arrived, self._reply, self._seconds = job, arrived, reply, seconds
+    prefix, whole_object, chunk_object = "", "", ""
 
-    def cancel(self) -> None:
-        """Give the answer up: its text leaves before the next step."""
-        self._job.is_cancelled = True
+    def __init__(
+        self,
+        asked: TextFields,
+        job: Job,
+        arrived: asyncio.Queue[Piece | Exception],
+        name: str,
+        seconds: float,
+    ) -> None:
+        self._asked, self._job, self._arrived, self._seconds = asked, job, arrived, seconds
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "model": name}
+        self._created = int(time.time())
+        self._is_begun = False
+        self._num_letters = 0  # of the tokens whose log-probabilities were told
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is asked for in pieces."""
+        return self._asked.stream
+
+    def watch(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+        """Give the answer up when the client closes the connection, of which `receive` tells."""
+
+        async def watching() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._job.is_cancelled = True
+
+        self._watcher = asyncio.create_task(watching())  # else nobody holds it
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of the answer; closing the iteration gives it up.
@@ -60,25 +82,130 @@ class Answering:
                 reason = item.finish_reason
                 yield item
         finally:
-            self.cancel()
+            self._job.is_cancelled = True
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer; raises Refusal as `pieces`."""
-        async with aclosing(self.pieces()) as pieces:
-            return self._reply.whole([piece async for piece in pieces])
+        async with aclosing(self.pieces()) as arriving:
+            pieces = [piece async for piece in arriving]
+        one = Piece(
+            "".join(piece.text for piece in pieces),
+            [token for piece in pieces for token in piece.token_ids],
+            pieces[-1].finish_reason,
+            [item for piece in pieces for item in piece.logprobs],
+        )
+        reply = self._of(self.whole_object, self._choice(one, self._message(one.text)))
+        return {**reply, "usage": self._usage(), "metrics": self._metrics()}
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Yield the answer as server-sent events; an error is one of them."""
+        options = self._asked.stream_options
         try:
             async with aclosing(self.pieces()) as pieces:
                 async for piece in pieces:
-                    if (chunk := self._reply.chunk(piece)) is not None:
-                        yield _event(chunk)
-            if (last := self._reply.usage_chunk()) is not None:
-                yield _event(last)
+                    is_silent = not (piece.text or piece.finish_reason or piece.logprobs)
+                    if is_silent and not self._asked.return_token_ids:
+                        continue
+                    choice = self._choice(piece, self._delta(piece.text))
+                    chunk = self._of(self.chunk_object, choice)
+                    self._is_begun = True
+                    if options.continuous_usage_stats:
+                        chunk["usage"] = self._usage()
+                    yield _event(chunk)
+            if options.include_usage:
+                last = {**self._of(self.chunk_object), "usage": self._usage()}
+                yield _event({**last, "metrics": self._metrics()})
         except Refusal as refusal:
             yield _event(refusal.body())
         yield "data: [DONE]\n\n"
+
+    def _of(self, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = {**self._head, "object": kind, "created": self._created}
+        return {**reply, "choices": list(choices)}
+
+    def _choice(self, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs = self._logprobs(piece.logprobs) if self._job.logprobs else None
+        choice = {"index": 0, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        if self._asked.return_token_ids:
+            choice["token_ids"] = list(piece.token_ids)
+            if not self._is_begun:
+                choice["prompt_token_ids"] = list(self._job.request.prompt_ids)
+        return choice
+
+    def _usage(self) -> dict[str, int]:
+        num_prompt, num_new = len(self._job.request.prompt_ids), self._job.num_new
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new}
+        return {**usage, "total_tokens": num_prompt + num_new}
+
+    def _metrics(self) -> dict[str, Any]:
+        """Return vLLM's fields, and every step under a name of our own."""
+        acceptance = self._job.acceptance
+        lengths = acceptance.accept_lengths
+        own = {
+            "num_steps": len(lengths),
+            "tokens_per_step": sum(lengths) / len(lengths),
+            "accept_lengths": lengths,
+        }
+        found: dict[str, Any] = {**self._job.times(), "token_recycling": own}
+        return {**found, "speculative_decoding": acceptance.vllm_fields()}
+
+    def _token(self, token_id: int) -> str:
+        text: str = self._job.tokenizer.decode([token_id])
+        return text
+
+    def _message(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatReply(Reply):
+    """The answer to `/v1/chat/completions`."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        role = {} if self._is_begun else {"role": "assistant"}
+        return {"delta": {**role, "content": text}}
+
+    def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
+        content = []
+        for item in items:
+            top = [self._named(*pair) for pair in item.top]
+            content.append({**self._named(item.token_id, item.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._token(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+class CompletionReply(Reply):
+    """The answer to `/v1/completions`."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offsets, tokens = [], [self._token(item.token_id) for item in items]
+        for token in tokens:
+            offsets.append(self._num_letters)
+            self._num_letters += len(token)
+        top = [{self._token(token): value for token, value in item.top} for item in items]
+        found: dict[str, Any] = {"tokens": tokens, "text_offset": offsets, "top_logprobs": top}
+        return {**found, "token_logprobs": [item.logprob for item in items]}
 
 
 class Service:
@@ -107,7 +234,7 @@ class Service:
         model |= {"owned_by": "token-recycling", "max_model_len": length}
         return {"object": "list", "data": [model]}
 
-    async def begin(self, asked: TextFields, deadline: float) -> Answering:
+    async def begin(self, asked: TextFields, deadline: float) -> Reply:
         """Put a request into the queue.
 
         Args:
@@ -121,7 +248,7 @@ class Service:
             said = f"model: got {asked.model!r}; allowed: {self._name}"
             raise Refusal(said, 404, "model_not_found")
         # A long prompt takes its time; streams go on meanwhile.
-        request, logprobs = await asyncio.to_thread(self._text_request, asked)
+        request, logprobs = await asyncio.to_thread(self._request, asked)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
@@ -138,9 +265,9 @@ class Service:
             raise Refusal("the queue is full; try again later", 503, "queue_full") from None
         except RuntimeError as error:
             raise Refusal(str(error), 503) from error
-        return Answering(job, arrived, kind(asked, job, self._name), self.options.request_seconds)
+        return kind(asked, job, arrived, self._name, self.options.request_seconds)
 
-    def _text_request(self, asked: TextFields) -> tuple[Request, Logprobs | None]:
+    def _request(self, asked: TextFields) -> tuple[Request, Logprobs | None]:
         limits = self.options
         limit = asked.limit or limits.max_new_tokens
         if limit > limits.max_new_tokens:

@@ -1,6 +1,6 @@
 """Pieces of an answer: cut before a stop string, wherever steps end.
 
-Run: pytest tests/model/serve/test_jobs.py
+Run: pytest tests/model/serve/test_decoding.py
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 from model.engine.request import Request
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
-from model.serve.decoding import DecodingThread
-from model.serve.jobs import Job
+from model.serve.decoding import DecodingThread, Job
 from tests.model.api.test_decoder import decoder_for, demo
 
 # A token is a letter: its place in the alphabet.
