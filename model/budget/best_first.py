@@ -9,16 +9,23 @@ the number to keep is chosen while growing (`model.engine.budget`).
 from __future__ import annotations
 
 import ctypes
+import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
 
 from ..engine.budget import MARGIN, DraftBudget
 from ..engine.drafter import Drafter
 from ..engine.tree import DraftTree
-from ..machine.cpp import BuildError, built, declare_functions
+from ..machine.cpp import BuildError, built, declare_functions, shared_struct
+
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 ANY_TOKEN = -1  # of a node: whatever its token is
 # Probabilities are stored as codes: 0 for no row yet, b + 1 for a probability in bucket b.
@@ -73,36 +80,64 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
 
 
 class Growth:
-    """The last tree that a C++ library has grown from a source.
+    """A source of guesses in C++, which keeps a text and grows trees; base of the sources.
 
     Args:
         library: of the functions.
-        name: that their names begin with: "pool" for `pool_grow`, `pool_offer` and `pool_take`.
-        source: their first argument.
+        name: that their names begin with: "pool" for `pool_new`, `pool_free`, `pool_start` and so on.
+        declared: the C++ text that declares the struct of the source.
+        shared: its numbers and arrays, by name.
 
     Attributes:
-        tokens, parents: of the tree's nodes; later entries are meaningless.
+        tokens, parents: of the nodes of the last tree; later entries are meaningless.
     """
 
-    def __init__(self, library: ctypes.CDLL, name: str, source: int) -> None:
-        self._grow, self._offer, self._take = (
-            getattr(library, f"{name}_{verb}") for verb in ("grow", "offer", "take")
+    # The source of each kind of guess, if there are several.
+    sources: ClassVar[Sequence[str] | None] = None
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        name: str,
+        declared: str,
+        shared: Mapping[str, float | np.ndarray],
+    ) -> None:
+        self._library, self._name = library, name
+        self._shared = shared  # kept alive here, since C++ uses the arrays
+        self._struct = shared_struct(declared, shared)
+        self._open()
+
+    def sibling(self) -> Self:
+        """Return a source of the same arrays for another text."""
+        sibling = copy(self)
+        sibling._open()
+        return sibling
+
+    def _open(self) -> None:
+        """Make what C++ keeps of a text, and the last tree."""
+        verbs = ("new", "free", "start", "append", "grow", "offer", "take")
+        new, free, self._start, self._append, self._grow, self._offer, self._take = (
+            getattr(self._library, f"{self._name}_{verb}") for verb in verbs
         )
-        self._source = source
+        self._source = new(ctypes.byref(self._struct))
+        weakref.finalize(self, free, self._source)
         self._num_offered = 0
         self.tokens, self.parents, self._kinds = (array("i") for _ in range(3))
 
-    def grow(
-        self,
-        root: int,
-        num_drafted: int,
-        budget: DraftBudget,
-        sources: Sequence[str] | None = None,
-    ) -> DraftTree:
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text."""
+        tokens = array("i", prompt_ids)
+        self._start(self._source, address(tokens), len(tokens))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append new tokens of the text, of which nothing else is known."""
+        new = array("i", tokens)
+        self._append(self._source, address(new), len(new))
+
+    def grow(self, root: int, num_drafted: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes: as many as are worth their cost, at most `num_drafted`.
 
-        Without a cost curve it grows to `num_drafted`. `sources` has the source of each kind of guess, if there
-        are several.
+        Without a cost curve it grows to `num_drafted`.
         """
         self._make_room(num_drafted)
         self._num_offered = 0
@@ -114,7 +149,7 @@ class Growth:
             *(len(sizes), address(sizes), address(milliseconds), MARGIN),
             *map(address, (self.tokens, self.parents, self._kinds)),
         )
-        return self._tree(count, sources)
+        return self._tree(count)
 
     def offer(
         self, root: int, num_drafted: int, budget: DraftBudget, least: float = 0.0
@@ -131,8 +166,8 @@ class Growth:
         )
         return gains[: self._num_offered]
 
-    def take(self, num_drafted: int, sources: Sequence[str] | None = None) -> DraftTree:
-        """Return the tree of the first nodes of the last offer; `sources` as of `grow`.
+    def take(self, num_drafted: int) -> DraftTree:
+        """Return the tree of the first nodes of the last offer.
 
         Raises:
             ValueError: if fewer nodes were offered.
@@ -146,15 +181,15 @@ class Growth:
             *(self._source, 1 + num_drafted),
             *map(address, (self.tokens, self.parents, self._kinds)),
         )
-        return self._tree(1 + num_drafted, sources)
+        return self._tree(1 + num_drafted)
 
     def _make_room(self, num_drafted: int) -> None:
         if len(self.tokens) <= num_drafted:
             zeros = bytes((1 + num_drafted) * self.tokens.itemsize)
             self.tokens, self.parents, self._kinds = (array("i", zeros) for _ in range(3))
 
-    def _tree(self, count: int, sources: Sequence[str] | None) -> DraftTree:
-        parents = tuple(self.parents[:count])
+    def _tree(self, count: int) -> DraftTree:
+        parents, sources = tuple(self.parents[:count]), self.sources
         names = tuple([sources[kind] for kind in self._kinds[:count]]) if sources else None
         return DraftTree.from_lists(self.tokens[:count].tolist(), parents, names)
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import weakref
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,10 +20,8 @@ import torch
 
 from ...budget.acceptance import MEMORY, AcceptanceRates
 from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
-from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
-from ...machine.cpp import shared_struct
 from .tables import (
     FIRST,
     LARGEST_LOGIT,
@@ -86,11 +82,13 @@ def library_of_pool() -> ctypes.CDLL:
     return loaded(SOURCE, "the candidate pool of the hybrid (once, about 2 s)")
 
 
-class CandidatePool:
+class CandidatePool(Growth):
     """All sources, and their learned acceptance.
 
     A node is compared with `num_neighbours` records; `has_guide`: whether `guide` is called.
     """
+
+    sources = KIND_SOURCES
 
     def __init__(
         self,
@@ -106,9 +104,8 @@ class CandidatePool:
         self.neighbours = Neighbours(num_neighbours, k, vocab_size)
         self._rates = AcceptanceRates(priors)
         self._frequent = FrequentTokens(vocab_size)
-        self._library = library_of_pool()
         num_records, num_probes = self.neighbours.arrays["before"].shape
-        self._shared = {  # kept alive here, since C++ uses the arrays
+        shared = {
             "num_slots": num_slots,
             "k": k,
             "vocab_size": vocab_size,
@@ -141,24 +138,7 @@ class CandidatePool:
             **self.tables.arrays,
             **self.neighbours.arrays,
         }
-        self._struct = shared_struct(SHARED.read_text(), self._shared)
-        self._open()
-
-    def sibling(self) -> CandidatePool:
-        """Return a pool of the same arrays for another text."""
-        sibling = copy(self)
-        sibling._open()
-        return sibling
-
-    def _open(self) -> None:
-        """Make what C++ keeps of a text."""
-        self._pool = self._library.pool_new(ctypes.byref(self._struct))
-        weakref.finalize(self, self._library.pool_free, self._pool)
-        self._growth = Growth(self._library, "pool", self._pool)
-
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        tokens = array("i", prompt_ids)
-        self._library.pool_start(self._pool, address(tokens), len(tokens))
+        super().__init__(library_of_pool(), "pool", SHARED.read_text(), shared)
 
     def write_rows(
         self,
@@ -172,7 +152,7 @@ class CandidatePool:
         tokens, rows = array("i", text), flat("i", token_ids)
         values = flat("d", logits)
         self._library.pool_write_rows(
-            *(self._pool, address(tokens), begin, len(tokens), address(rows), address(values)),
+            *(self._source, address(tokens), begin, len(tokens), address(rows), address(values)),
             *_places(sketches),
         )
 
@@ -181,48 +161,29 @@ class CandidatePool:
         tokens, parents = array("i", guesses.tokens), array("i", guesses.parents)
         rows, values = flat("i", guesses.rows), flat("d", guesses.log_probabilities)
         self._library.pool_guide(
-            *(self._pool, len(tokens), len(guesses.rows[0])),
+            *(self._source, len(tokens), len(guesses.rows[0])),
             *(address(tokens), address(parents), address(rows), address(values)),
         )
 
-    def grow(self, root: int, num_nodes: int, budget: DraftBudget) -> DraftTree:
-        """Return the tree of the most probable nodes, as `Growth.grow`."""
-        return self._growth.grow(root, num_nodes, budget, KIND_SOURCES)
-
-    def offer(
-        self, root: int, num_nodes: int, budget: DraftBudget, least: float
-    ) -> Sequence[float]:
-        """Return the acceptance probabilities of the most probable nodes, as `Growth.offer`."""
-        return self._growth.offer(root, num_nodes, budget, least)
-
-    def take(self, num_nodes: int) -> DraftTree:
-        """Return the tree of the first nodes offered, as `Growth.take`."""
-        return self._growth.take(num_nodes, KIND_SOURCES)
-
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""
-        tokens, parents = self._growth.tokens, self._growth.parents
+        tokens, parents = self.tokens, self.parents
         path, emitted = array("q", acceptance.path), array("i", acceptance.tokens)
         token_ids, logits = acceptance.candidates
         rows, values = flat("i", token_ids), flat("d", logits)
         self._library.pool_learn(
-            *(self._pool, tree.topology.num_nodes, address(tokens), address(parents)),
+            *(self._source, tree.topology.num_nodes, address(tokens), address(parents)),
             *(address(path), len(path), address(emitted), len(emitted)),
             *(address(rows), address(values), len(token_ids[0])),
             *_places(acceptance.sketches),
         )
-
-    def append(self, tokens: Iterable[int]) -> None:
-        """Append new tokens of the text whose states are unknown."""
-        new = array("i", tokens)
-        self._library.pool_append(self._pool, address(new), len(new))
 
     def reset(self) -> None:
         self.tables.reset()
         self.neighbours.reset()
         self._rates.reset()
         self._frequent.reset()
-        self._library.pool_reload(self._pool)
+        self._library.pool_reload(self._source)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, the learned acceptance and the counts of tokens."""
@@ -238,7 +199,7 @@ class CandidatePool:
         self._frequent.load_state(tensors["counts"])
         self.tables.load_memory(tensors)
         self.neighbours.load_memory(tensors)
-        self._library.pool_reload(self._pool)
+        self._library.pool_reload(self._source)
 
 
 def _places(sketches: torch.Tensor | None) -> tuple[int | None, int, int]:

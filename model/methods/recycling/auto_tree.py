@@ -10,10 +10,8 @@ Shapes: V vocabulary, k successors kept for a token.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from array import array
 from collections.abc import Mapping, Sequence
-from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from ...budget.memory import check_tensor
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
-from ...machine.cpp import shared_struct
 
 # A stored probability comes from another context with the same last token, so about half of it is expected.
 TRUST = 0.5
@@ -41,18 +38,16 @@ def library_of_guesses() -> ctypes.CDLL:
     return loaded(SOURCE, "the guesses of Token Recycling (once, about 2 s)")
 
 
-class AutoTree:
+class AutoTree(Growth):
     """Coded probabilities beside the matrix, int32 [V, k], which is written here too; how often they hold."""
 
     def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
         self._matrix = matrix
-        self._is_average = is_average
         self._codes = np.zeros(matrix.shape, dtype=np.uint8)  # 0: no row yet
         k = matrix.shape[1]
         priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
         self._rates = AcceptanceRates(priors)
-        self._library = library_of_guesses()
-        self._shared = {  # kept alive here, since C++ uses the arrays
+        shared = {
             "vocab_size": len(matrix),
             "k": k,
             "num_buckets": len(CENTRES),
@@ -65,59 +60,39 @@ class AutoTree:
             "codes": self._codes,
             "rates": self._rates.array,
         }
-        self._struct = shared_struct(SOURCE.read_text(), self._shared)
-        self._open()
-
-    def sibling(self) -> AutoTree:
-        """Return guesses from the same arrays for another text."""
-        sibling = copy(self)
-        sibling._open()
-        return sibling
+        super().__init__(library_of_guesses(), "rows", SOURCE.read_text(), shared)
 
     def _open(self) -> None:
-        """Make what C++ keeps of a text."""
-        self._rows = self._library.rows_new(ctypes.byref(self._struct))
-        weakref.finalize(self, self._library.rows_free, self._rows)
-        self._growth = Growth(self._library, "rows", self._rows)
+        super()._open()
         self._is_grown = False
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text; forget an unverified tree of the last one."""
         self._is_grown = False
-        tokens = array("i", prompt_ids)
-        self._library.rows_start(self._rows, address(tokens), len(tokens))
+        super().start(prompt_ids)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """Append new tokens of the text, whose successors are unknown."""
-        new = array("i", tokens)
-        self._library.rows_append(self._rows, address(new), len(new))
-
-    def grow(self, root: int, budget: DraftBudget) -> DraftTree:
+    def grow(self, root: int, num_drafted: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their cost."""
         self._check(root)
         self._is_grown = True
-        return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget)
+        return super().grow(root, min(num_drafted, MAX_MEASURED_NODES - 1), budget)
 
     def offer(
-        self, root: int, num_drafted: int, budget: DraftBudget, least: float
-    ) -> Sequence[float]:
+        self, root: int, num_drafted: int, budget: DraftBudget, least: float = 0.0
+    ) -> array[float]:
         """Return the acceptance probabilities of the most probable nodes, as `Growth.offer`; none after a token
         without a row.
         """
         num_drafted = min(num_drafted, MAX_MEASURED_NODES - 1) if root < len(self._matrix) else 0
         self._is_grown = True
-        return self._growth.offer(root, num_drafted, budget, least)
-
-    def take(self, num_drafted: int) -> DraftTree:
-        """Return the tree of the first nodes offered, as `Growth.take`."""
-        return self._growth.take(num_drafted)
+        return super().offer(root, num_drafted, budget, least)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""
         if self._is_grown:
             path, tokens = array("q", acceptance.path), array("i", acceptance.tokens)
             count = min(len(path), len(tokens))
-            self._library.rows_teach(self._rows, address(path), address(tokens), count)
+            self._library.rows_teach(self._source, address(path), address(tokens), count)
         self._is_grown = False
         self.append(acceptance.tokens)
         self.write(acceptance.node_tokens, *acceptance.candidates, order)
@@ -134,7 +109,7 @@ class AutoTree:
         self._check(*(tokens[node] for node in nodes))
         written, rows, values = array("i", tokens), flat("i", successors), flat("d", logits)
         self._library.rows_write(
-            *(self._rows, address(written), address(nodes), len(nodes)),
+            *(self._source, address(written), address(nodes), len(nodes)),
             *(address(rows), address(values), len(successors[0]) if nodes else 0),
         )
 

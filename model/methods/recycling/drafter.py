@@ -210,7 +210,7 @@ class RecyclingDrafter(CostAwareDrafter):
         if context[-1] >= self.vocab_size:  # some prompt tokens have no logit and no row
             return DraftTree.chain(context[-1:])
         if self._guesses:  # --tree-version auto
-            return self._guesses.grow(context[-1], budget)
+            return self._guesses.grow(context[-1], self.max_nodes - 1, budget)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]

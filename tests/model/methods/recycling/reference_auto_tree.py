@@ -95,7 +95,7 @@ class ReferenceRowGuesses:
         """Append new tokens of the text, whose successors are unknown."""
         self._text.append(tokens)
 
-    def grow(self, root: int, budget: DraftBudget) -> DraftTree:
+    def grow(self, root: int, num_drafted: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their cost."""
         assert budget.cost_curve is not None
         growth = self._begin(root, budget)

@@ -52,14 +52,14 @@ def test_successors_that_the_text_named_are_told_apart(cls: type[AutoTree]) -> N
         for named in pair:
             guesses.start([named, root])
             guesses.write([root], [pair], [[1.0, 0.9]])
-            tree = guesses.grow(root, DraftBudget(1, cost_curve=CostCurve((1, 3), (1.0, 1.0))))
+            tree = guesses.grow(root, 63, DraftBudget(1, cost_curve=CostCurve((1, 3), (1.0, 1.0))))
             logits = torch.zeros(tree.topology.num_nodes, VOCAB)
             logits[0, named] = 1.0
             guesses.learn(verify(tree, logits, num_candidates=2), [])
     guesses.write([1], [[40, 41]], [[1.0, 0.9]])
     for prompt, expected in (([41, 1], 41), ([40, 1], 40)):
         guesses.start(prompt)
-        assert guesses.grow(1, ONE_NODE).token_ids.tolist() == [1, expected]
+        assert guesses.grow(1, 63, ONE_NODE).token_ids.tolist() == [1, expected]
 
 
 @pytest.mark.parametrize("cls", [ReferenceRowGuesses, AutoTree])
@@ -68,7 +68,7 @@ def test_a_tree_that_was_never_verified_is_forgotten(cls: type[AutoTree]) -> Non
     guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
     guesses.start([5, 1])
     guesses.write([1], [[2, 3]], [[1.0, 0.9]])
-    assert guesses.grow(1, ONE_NODE).topology.num_nodes == 2
+    assert guesses.grow(1, 63, ONE_NODE).topology.num_nodes == 2
     before = guesses.memory()["rates"]
     guesses.start([6, 7])
     chain = DraftTree.chain(range(7, 40))

@@ -50,7 +50,7 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
             count = source.randint(0, len(gains[0]))
             trees = [guesses.take(count) for guesses in both]
         else:
-            trees = [guesses.grow(root, budget) for guesses in both]
+            trees = [guesses.grow(root, 63, budget) for guesses in both]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         num_nodes = trees[0].topology.num_nodes
@@ -95,7 +95,7 @@ def test_guesses_for_several_texts_draft_and_learn_the_same(seed: int) -> None:
         root = source.randrange(VOCAB)
         grown = []
         for both in texts:  # each grows before one learns
-            trees = [guesses.grow(root, DraftBudget(9, cost_curve=costs)) for guesses in both]
+            trees = [guesses.grow(root, 63, DraftBudget(9, cost_curve=costs)) for guesses in both]
             assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
             grown.append(trees[1])
         for both, tree in zip(texts, grown, strict=True):
@@ -119,7 +119,7 @@ def test_guesses_for_several_texts_draft_and_learn_the_same(seed: int) -> None:
 def test_a_token_without_a_row_is_refused() -> None:
     guesses = AutoTree(np.zeros((9, 2), dtype=np.int32), True)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
-        guesses.grow(9, DraftBudget(3, cost_curve=CostCurve((1, 2), (1.0, 1.1))))
+        guesses.grow(9, 63, DraftBudget(3, cost_curve=CostCurve((1, 2), (1.0, 1.1))))
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
         guesses.write([3, 9], [[1, 2]] * 2, [[0.0, -1.0]] * 2)
 
