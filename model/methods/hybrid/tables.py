@@ -15,7 +15,7 @@ oldest.
 The most frequent tokens are drafted where no source knows the context. Few of them are accepted, but every verified
 node gives a row, so unused nodes of the budget would be wasted.
 
-Shapes: E records, k entries in a row, S slots, or sketches, V vocabulary, N nodes.
+Shapes: E records, k entries in a row, S slots of the table (or sketches of a state), V vocabulary, N nodes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Two suffix trees count how often every string of tokens occurred: one in the prompt and the answer in
 progress, the other in all answers, the one in progress included. Each suffix of the text that occurs
 in a tree has a continuation there; the longer the match, the more tokens are drafted. The continuation
-with the largest sum of probabilities becomes the draft.
+with the largest sum of probabilities becomes the draft. The probability of a token is its count over the count of
+the match: the share of the match's occurrences after which the text went on in this way.
 
 Source: G. Oliaro et al., SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications,
 arXiv 2411.04975 (alpha, MAX_SPEC = alpha p for a match of p tokens -> `max_spec_factor`; D(N), the
