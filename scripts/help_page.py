@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "Study and keep results": (
         *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
-        *("scripts.field", "scripts.results", "scripts.results pack"),
+        *("scripts.results", "scripts.results pack"),
         *("scripts.results unpack", "scripts.results tables"),
     ),
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),

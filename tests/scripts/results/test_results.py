@@ -31,9 +31,6 @@ DECIMAL = re.compile(r"(?<![\w.-])\d+\.\d+x?(?![\w.])")
 OF_OPTIONS = re.compile(r"^\|[^\n]*\| default \|")
 # Tables of names and versions that a command writes, held by tests of its own.
 LISTED = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
-# A page of a study is written whole by a command; it says by which, at which commit.
-STUDIES = ROOT / "docs" / "studies"
-WRITTEN = re.compile(r"`python -m scripts\.(?:studies|batch_map)[^`]*`, commit [0-9a-f]{7,}")
 META = {
     **{"model_path": "data/demo/model", "dtype": "float32", "device": "cpu (x)", "threads": 2},
     **{"max_new_tokens": 16, "temperature": 0.0, "bench_name": "spec_bench"},
@@ -94,10 +91,7 @@ def unsourced(text: str, folder: Path = ROOT) -> list[str]:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_table_has_a_figure_without_its_file(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    if page.is_relative_to(STUDIES) and page.name != "README.md":
-        assert WRITTEN.search(text), "say which command at which commit wrote it"
-    else:
-        assert not unsourced(text), "make it with scripts.results, or name the file that has it"
+    assert not unsourced(text), "make it with scripts.results, or name the file that has it"
 
 
 def test_a_planted_figure_is_found(tmp_path: Path) -> None:
