@@ -46,10 +46,7 @@ COMMANDS = {
         *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
         *("scripts.enlarge", "scripts.export_custom_generate"),
     ),
-    "Measure": (
-        *("scripts.gpu_check", "scripts.benchmark", "scripts.benchmark.context_cost"),
-        "scripts.benchmark.pass_parts",
-    ),
+    "Measure": ("scripts.gpu_check",),
     "Study and keep results": (
         *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
         *("scripts.results", "scripts.results pack"),

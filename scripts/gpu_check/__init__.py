@@ -1,1 +1,1 @@
-"""The check of a GPU: laws, costs and answers in ten minutes, and verdicts."""
+"""A check of the GPU path: right and fast on this GPU, in ten minutes."""

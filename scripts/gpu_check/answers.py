@@ -18,35 +18,28 @@ from evaluation import leaderboard
 from evaluation.answers import differences
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
-from evaluation.checking.tie_or_bug import Judge, Judgement
+from evaluation.checking.tie_or_bug import Judge
 from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
 from evaluation.inference.entrants import entrants_of
 from evaluation.inference.plan import Entrant
-from evaluation.inference.referees import Referee
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
-from model.commands.matrix_file import make_drafter
-from model.engine.drafter import Drafter
-from model.engine.target import TargetModel
-from model.methods import Method
-from scripts.gpu_check.bench import EAGER, GRAPHS, KINDS, Bench, Found
+from scripts.gpu_check.bench import EAGER, GRAPHS, KINDS, Bench, Found, drafter_of
 
 BASELINE = "vanilla"
 FILES = "answers"  # begins the names of answer files
 METHODS = (
-    *("vanilla", "generate", "generate-pld", "recycling"),
+    *(BASELINE, "generate", "generate-pld", "recycling"),
     *("recycling-auto", "hybrid", "pld"),
 )
-# On the simulated device, where only the code is tried.
-FEW_METHODS = ("vanilla", "generate", "recycling")
 # They answer as many questions as there is time for.
-MOST_ASKED = ("vanilla", "recycling", "recycling-auto", "hybrid", "generate")
+MOST_ASKED = (BASELINE, "recycling", "recycling-auto", "hybrid", "generate")
+# On the simulated device, where only the code is tried.
+FEW_METHODS = (BASELINE, "generate", "recycling")
 BENCHMARK, FALLBACK = "spec_bench", "demo"
-# Questions for every kind of target, and then for graphs: fewer say nothing, more say no more.
-NUM_FIRST, FEW_FIRST = 4, 1
+# With fewer questions the second comparison says nothing, and with more no more.
 LEAST_QUESTIONS, MOST_QUESTIONS, FEW_QUESTIONS = 8, 180, 2
-NUM_TOKENS, FEW_TOKENS = 128, 4
 # The share of the time left that the answers to these may take.
 SHARE = 0.8
 # Each takes some passes in float32: of a copy of the model, which needs so many times its memory.
@@ -55,10 +48,10 @@ JUDGE_MEMORY = 2.3
 
 
 class Answered(NamedTuple):
-    """The answers of one entrant on one kind of target."""
+    """The answers of one method on one kind of target."""
 
     kind: str
-    entrant: Entrant
+    method: str
     rows: list[AnswerRow]
 
     @property
@@ -69,25 +62,27 @@ class Answered(NamedTuple):
         num_tokens = sum(sum(choice.new_tokens) for choice in choices)
         return {
             "kind": self.kind,
-            "method": self.entrant.words,
+            "method": self.method,
             "tokens_per_second": num_tokens / sum(choice.seconds for choice in choices),
             "mean_accepted_tokens": sum(lengths) / len(lengths) if lengths else None,
         }
+
+    @property
+    def first_turns(self) -> dict[int | str, list[int]]:
+        return {row.question_id: row.choices[0].token_ids[0] for row in self.rows if row.choices}
 
 
 def answers(bench: Bench, found: Found) -> None:
     """Answer some questions on every kind of target, then as many as there is time for as graphs."""
     bench_name = _benchmark(found)
-    # Transformers' own ways to decode know nothing of our kinds.
-    every_method: Sequence[str] = FEW_METHODS if bench.is_simulated else METHODS
-    most: Sequence[str] = FEW_METHODS if bench.is_simulated else MOST_ASKED
-    ours = [name for name in every_method if not name.startswith("generate")]
-    first, seconds = FEW_FIRST if bench.is_simulated else NUM_FIRST, 0.0
+    methods = bench.sized(METHODS, FEW_METHODS)
+    first, seconds = bench.sized(4, 1), 0.0
     every: list[Answered] = []
     for kind in bench.in_time(KINDS, found):
         start = time.perf_counter()
-        methods = every_method if kind == EAGER else ours
-        ask = partial(_asked, bench, found, kind, methods, bench_name, first)
+        # Transformers' own ways to decode know nothing of our kinds.
+        asked = [name for name in methods if kind == EAGER or not name.startswith("generate")]
+        ask = partial(_asked, bench, found, kind, asked, bench_name, first)
         every += found.attempt(kind, ask) or []
         seconds = time.perf_counter() - start
     found.figures |= {"bench": bench_name, "rows": [one.figures for one in every]}
@@ -98,6 +93,7 @@ def answers(bench: Bench, found: Found) -> None:
         if count < LEAST_QUESTIONS:
             found.notes.append(f"time for {count} questions more; give more --minutes")
             return
+    most = bench.sized(MOST_ASKED, FEW_METHODS)
     ask = partial(_asked, bench, found, GRAPHS, most, bench_name, count)
     more = found.attempt(f"{count} questions", ask) or []
     found.figures |= {"num_questions": count, "more": [one.figures for one in more]}
@@ -118,7 +114,7 @@ def _asked(
     """Let methods answer questions in turn; print the leaderboard of their answers."""
     run = RunConfig(
         model=bench.options_of(kind),
-        sampling=DecodingOptions(max_new_tokens=FEW_TOKENS if bench.is_simulated else NUM_TOKENS),
+        sampling=DecodingOptions(max_new_tokens=bench.sized(128, 4)),
         questions=QuestionOptions(bench_name=bench_name, num_questions=count),
         answers=AnswerOptions(warmup=1),
     )
@@ -132,7 +128,7 @@ def _asked(
         text = Path(folder, "table.md").read_text(encoding="utf-8")
         bench.show_text(f"{count} questions of {bench_name}, passes {kind}", text)
         dtype = str(bench.checked.dtype).removeprefix("torch.")
-        return [Answered(kind, one, _rows_of(one, folder, dtype)) for one in entrants]
+        return [Answered(kind, one.words, _rows_of(one, folder, dtype)) for one in entrants]
 
 
 def _rows_of(entrant: Entrant, folder: str, dtype: str) -> list[AnswerRow]:
@@ -143,7 +139,7 @@ def _rows_of(entrant: Entrant, folder: str, dtype: str) -> list[AnswerRow]:
 
 def _compare(bench: Bench, every: Sequence[Answered], bench_name: str, found: Found) -> None:
     """Hold all answers against eager plain decoding's; judge what differs."""
-    plain = next(one for one in every if one.entrant.words == BASELINE and one.kind == EAGER)
+    plain = next(one for one in every if (one.kind, one.method) == (EAGER, BASELINE))
     parted = [
         (one, difference)
         for one in every
@@ -162,37 +158,20 @@ def _compare(bench: Bench, every: Sequence[Answered], bench_name: str, found: Fo
             f"{len(parted)} answers differ; not judged: needs {needed:.2e} bytes free"
         )
         return
-    questions = load_questions(question_file_of(bench_name))
     prompts = {
         question.question_id: bench.conversation.prompt_ids([], question.turns[0])
-        for question in questions
+        for question in load_questions(question_file_of(bench_name))
     }
-    judge, texts = Judge(bench.target(EAGER)), _first_turns(plain)
-    for question_id, token_ids in texts.items():
+    judge = Judge(bench.target(EAGER))
+    for question_id, token_ids in plain.first_turns.items():
         judge.measure_noise(prompts[question_id], token_ids)
     for one, question_id in bench.in_time(cases[:MOST_JUDGED], found):
         judge.target = bench.target(one.kind)
-        pair = (texts[question_id], _first_turns(one)[question_id])
-        drafters = (_drafter(plain.entrant, judge.target), _drafter(one.entrant, judge.target))
-        what = f"{one.entrant.words}, {one.kind}, question {question_id}"
+        pair = (plain.first_turns[question_id], one.first_turns[question_id])
+        drafters = (drafter_of(BASELINE, judge.target), drafter_of(one.method, judge.target))
+        what = f"{one.method}, {one.kind}, question {question_id}"
         verdict = found.attempt(what, partial(judge.judge, prompts[question_id], pair, drafters))
         if verdict is not None:
-            _note(what, verdict, found)
-
-
-def _note(what: str, verdict: Judgement, found: Found) -> None:
-    found.figures["ties" if verdict.is_tie else "bugs"] += 1
-    found.figures["judged"].append({"answer": what, **asdict(verdict)})
-    (found.notes if verdict.is_tie else found.problems).append(f"{what}: {verdict}")
-
-
-def _first_turns(one: Answered) -> dict[int | str, list[int]]:
-    return {row.question_id: row.choices[0].token_ids[0] for row in one.rows if row.choices}
-
-
-def _drafter(entrant: Entrant, target: TargetModel) -> Drafter:
-    """Return a fresh drafter; plain decoding's for transformers' own ways to decode, which have none."""
-    if isinstance(entrant.method, Referee):
-        (entrant,) = entrants_of((BASELINE,), "")
-    assert isinstance(entrant.method, Method)
-    return make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})
+            found.figures["ties" if verdict.is_tie else "bugs"] += 1
+            found.figures["judged"].append({"answer": what, **asdict(verdict)})
+            (found.notes if verdict.is_tie else found.problems).append(f"{what}: {verdict}")

@@ -1,4 +1,4 @@
-"""The bench that all parts of the check share: the model as targets, clocks, and what a part found."""
+"""What all parts of the check share: the model as targets, clocks, and what a part found."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from evaluation.inference.entrants import entrant_of
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
@@ -19,11 +20,13 @@ from model.budget.cost_model import CostModel
 from model.budget.measure import NAME as COSTS
 from model.commands.command_line import first_line
 from model.commands.loading import CheckedModel, check_model, load_target, target_of
+from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
+from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from scripts.enlarge.arithmetic import SHAPES
-from scripts.enlarge.command import scaled_model
+from model.methods import Method
+from scripts.enlarge import SHAPES, scaled_model
 
 T = TypeVar("T")
 ORIGINAL_SHAPE = "demo"  # the shape of the demo model itself
@@ -69,6 +72,10 @@ class Bench:
         """Whether times are no measurements."""
         return self.given_costs is not None
 
+    def sized(self, real: T, few: T) -> T:
+        """Return what is measured, or the few on which a simulated device tries the code."""
+        return few if self.is_simulated else real
+
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.perf_counter()
@@ -95,10 +102,16 @@ class Bench:
         return replace(self.options, graphs="off" if kind == EAGER else "auto")
 
     def target(self, kind: str) -> TargetModel:
-        """Return the model as a target of a kind, self-tested; made at the first call."""
+        """Return the model as a target of a kind, self-tested; made at the first call.
+
+        Raises:
+            RuntimeError: the model cannot be captured as graphs.
+        """
         if kind not in self._targets:
             target = target_of(self._model, self.options_of(kind))
-            self_test(target, say=self.say)
+            if kind == GRAPHS and type(target) is TargetModel:
+                raise RuntimeError("the model cannot be captured; see standard error")
+            self_test(target, say=say)
             if self.given_costs:
                 target.measured[COSTS] = self.given_costs()
             self._targets[kind] = target
@@ -121,17 +134,24 @@ class Bench:
                 return
             yield case
 
-    def show(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table; the first two columns name things."""
-        self.show_text(title, markdown_table(header, rows, 2))
+    def show(self, title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table of texts and figures; the first two columns name things."""
+        self.show_text(title, markdown_table(header, [list(map(cell, row)) for row in rows], 2))
 
     def show_text(self, title: str, text: str) -> None:
         mark = f" ({NO_MEASUREMENT})" if self.is_simulated else ""
         print(f"\n{title}{mark}\n\n{text}", flush=True)
 
-    @staticmethod
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+
+def drafter_of(words: str, target: TargetModel) -> Drafter:
+    """Return a method's drafter with an empty memory; plain decoding's for transformers' own ways to decode."""
+    entrant = entrant_of("vanilla" if words.startswith("generate") else words)
+    assert isinstance(entrant.method, Method)
+    return make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def one_line(error: BaseException) -> str:
@@ -139,9 +159,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def cell(value: float | None, digits: int = 2) -> str:
-    """Return a figure for a table; "-" for none."""
-    return "-" if value is None else f"{value:.{digits}f}"
+def cell(value: object) -> str:
+    """Return what a cell of a table shows; "-" for None."""
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return "-" if value is None else str(value)
 
 
 class Times(NamedTuple):
@@ -161,25 +183,17 @@ def times_of(
     prepare: Callable[[], object] = lambda: None,
 ) -> Times:
     """Time a call that launches work and does not wait for it; `prepare` is outside of its time."""
-    for _ in range(num_warm):
-        prepare()
-        call()
     times = []
-    for _ in range(num_timed):
+    for _ in range(num_warm + num_timed):
         prepare()
-        times.append(time_once(call, device))
-    return Times(*map(statistics.median, zip(*times, strict=True)))
-
-
-def time_once(call: Callable[[], object], device: torch.device) -> Times:
-    """Time one call; the device is idle before it."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    begin.record()
-    call()
-    end.record()
-    host = time.perf_counter() - start
-    torch.cuda.synchronize(device)
-    total = time.perf_counter() - start
-    return Times(1e3 * host, begin.elapsed_time(end), 1e3 * total)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        begin.record()
+        call()
+        end.record()
+        host = time.perf_counter() - start
+        torch.cuda.synchronize(device)
+        total = time.perf_counter() - start
+        times.append(Times(1e3 * host, begin.elapsed_time(end), 1e3 * total))
+    return Times(*map(statistics.median, zip(*times[num_warm:], strict=True)))

@@ -1,19 +1,27 @@
-"""Costs on the device: its facts, bandwidth and launches, and passes by nodes and cached rows."""
+"""What the device costs: its facts, its laws (`pytest -m gpu`), passes by nodes and cached rows, whole steps."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
+from collections.abc import Callable
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from model.budget.measure import draft_of
 from model.commands.device import SMI_SECONDS
+from model.engine.loop import decode
+from model.engine.step import PARTS
 from model.engine.target import TargetModel
 from model.kernels.norms import has_fused_rms_norm
+from model.kernels.packed import packed_weights, stored
 from model.kernels.sdpa import sdpa_backends
-from scripts.benchmark.device_costs import COPY_BYTES, bytes_of_token, copy_bandwidth
 from scripts.gpu_check.bench import (
     EAGER,
     KINDS,
@@ -21,36 +29,25 @@ from scripts.gpu_check.bench import (
     Bench,
     Found,
     Times,
-    cell,
-    time_once,
+    drafter_of,
     times_of,
 )
 
-# Empty kernels, nodes and cached rows of passes, and calls that a time is the median of; fewer on the simulated
-# device, where only the code is tried.
-NUM_LAUNCHES, FEW_LAUNCHES = 10_000, 20
-FEW_BYTES = 2**16
-NODES, FEW_NODES = (1, 8, 16, 32, 64, 81, 88, 128), (1, 81)
-CONTEXTS, FEW_CONTEXTS = (512, 1536), (40,)
-NUM_TIMED = 20
-# Peak memory bandwidth in bytes a second, from NVIDIA's data sheets; the first name that the device's holds.
-PEAKS = (
-    *(("H200", 4.8e12), ("H100 PCIe", 2.0e12), ("H100 NVL", 3.9e12), ("H100", 3.35e12)),
-    *(("A100 80GB PCIe", 1.935e12), ("A100-SXM4-80GB", 2.039e12), ("A100", 1.555e12)),
-)
-# The paper's tree of 80 nodes, and its root.
-TREE = 81
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = "tests/simulated_device"
+COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 NVIDIA_SMI = (
     "nvidia-smi",
     "--query-gpu=name,driver_version,pstate,clocks.sm,clocks.mem,power.limit,temperature.gpu,memory.used",
     "--format=csv,noheader",
 )
+# The paper's tree of 80 nodes, and its root.
+TREE = 81
 
 
 def device_facts(bench: Bench, found: Found) -> None:
     """Name device and software, and measure how fast it copies and launches."""
-    facts: dict[str, Any] = found.figures
-    attempts = {
+    attempts: dict[str, Callable[[], object]] = {
         "nvidia_smi": _nvidia_smi,
         "name": lambda: torch.cuda.get_device_name(bench.device),
         "capability": lambda: "sm_{}{}".format(*torch.cuda.get_device_capability(bench.device)),
@@ -66,19 +63,9 @@ def device_facts(bench: Bench, found: Found) -> None:
         "launch_microseconds_in_graph": lambda: _launch(bench, in_graph=True),
     }
     for name, measure in attempts.items():
-        facts[name] = found.attempt(name, measure)
-    rows = [
-        [name.replace("_", " "), f"{value:.2f}" if isinstance(value, float) else str(value)]
-        for name, value in facts.items()
-    ]
+        found.figures[name] = found.attempt(name, measure)
+    rows = [(name.replace("_", " "), value) for name, value in found.figures.items()]
     bench.show("device", ("what", "found"), rows)
-
-
-def _copied(bench: Bench) -> float:
-    """Return the bytes per second, read and written, of a large copy."""
-    synchronize = partial(torch.cuda.synchronize, bench.device)
-    num_bytes = FEW_BYTES if bench.is_simulated else COPY_BYTES
-    return copy_bandwidth(bench.device, synchronize, num_bytes)
 
 
 def _nvidia_smi() -> str:
@@ -93,10 +80,19 @@ def _nvidia_smi() -> str:
 
 
 @torch.inference_mode()
+def _copied(bench: Bench) -> float:
+    """Return the bytes per second, read and written, of a large copy."""
+    num_bytes = bench.sized(2**28, 2**16)
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=bench.device)
+    times = times_of(partial(torch.empty_like(source).copy_, source), bench.device, num_timed=7)
+    return 2 * num_bytes / (1e-3 * times.total)
+
+
+@torch.inference_mode()
 def _launch(bench: Bench, in_graph: bool) -> float:
     """Return the microseconds of one kernel that does next to nothing, among many."""
     number = torch.zeros(1, device=bench.device)
-    count = FEW_LAUNCHES if bench.is_simulated else NUM_LAUNCHES
+    count = bench.sized(10_000, 20)
 
     def launch() -> None:
         for _ in range(count):
@@ -104,59 +100,82 @@ def _launch(bench: Bench, in_graph: bool) -> float:
 
     number.add_(1)
     if not in_graph:
-        return 1e3 * time_once(launch, bench.device).total / count
+        return 1e3 * times_of(launch, bench.device, num_timed=1, num_warm=0).total / count
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
     return 1e3 * times_of(graph.replay, bench.device, num_timed=3).device / count
 
 
+def laws(bench: Bench, found: Found) -> None:
+    """Run the tests of the device's laws in a process of their own; each that fails is a problem.
+
+    Raises:
+        RuntimeError: if they did not run.
+    """
+    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", TESTS]
+    environment = dict(os.environ)
+    if bench.is_simulated:  # where the usual tests hold all laws
+        words += ["-k", "test_rows_move"]
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=None if bench.is_simulated else bench.seconds_left,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    counts = {name: int(count) for count, name in COUNTS.findall(lines[-1] if lines else "")}
+    if done.returncode not in (0, 1) or not counts.get("passed"):
+        said = (done.stderr.strip() or "\n".join(lines)).splitlines() or ["nothing"]
+        raise RuntimeError(
+            f"{TESTS}: pytest ended with code {done.returncode} and said: {said[-1]}; it needs a checkout, and "
+            "pip install -r requirements-test.txt"
+        )
+    found.problems += [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    found.figures |= {"counts": counts, "closing": lines[-1], "passed": done.returncode == 0}
+    print(f"\npytest -m gpu: {lines[-1]}", flush=True)
+
+
 def passes(bench: Bench, found: Found) -> None:
     """Time passes of every kind of target."""
     eager, copied = bench.target(EAGER), _copied(bench)
-    peak = peak_bandwidth(torch.cuda.get_device_name(bench.device))
     rows: list[dict[str, Any]] = []
-    all_nodes = FEW_NODES if bench.is_simulated else NODES
-    contexts = FEW_CONTEXTS if bench.is_simulated else CONTEXTS
+    all_nodes = bench.sized((1, 8, 16, 32, 64, TREE, 88, 128), (1, TREE))
+    contexts = bench.sized((512, 1536), (40,))
     for kind in KINDS:
         target = found.attempt(f"{kind} target", partial(bench.target, kind))
         if target is None:
             continue
-        if kind != EAGER and type(target) is TargetModel:
-            found.problems.append(f"{kind}: the model cannot be captured; see standard error")
-        cases = [(nodes, context) for context in contexts for nodes in all_nodes]
-        for nodes, context in bench.in_time(cases, found):
+        for context, nodes in bench.in_time(product(contexts, all_nodes), found):
             what = f"{kind}, {nodes} nodes after {context}"
             times = found.attempt(what, partial(_timed, bench, target, nodes, context))
-            if times is not None:
-                read = bytes_of_token(eager, context)
-                rows.append(_row((kind, nodes, context), times, read, copied, peak))
+            if times is None:
+                continue
+            bandwidth = _bytes_of_token(eager, context) / (1e-3 * times.device)
+            rows.append(
+                {
+                    **{"kind": kind, "nodes": nodes, "context": context},
+                    **{f"{name}_ms": value for name, value in times._asdict().items()},
+                    **{"gb_per_second": 1e-9 * bandwidth, "share_of_copy": bandwidth / copied},
+                }
+            )
+    device = {(row["kind"], row["context"], row["nodes"]): row["device_ms"] for row in rows}
     found.figures |= {
         "rows": rows,
         "copy_gb_per_second": 1e-9 * copied,
-        "peak_gb_per_second": None if peak is None else 1e-9 * peak,
-        "tree_over_one": _ratios(rows),
+        "tree_over_one": {
+            f"{kind} after {context}": milliseconds / device[kind, context, 1]
+            for (kind, context, nodes), milliseconds in device.items()
+            if nodes == TREE and (kind, context, 1) in device
+        },
     }
-    header = ("target", "cached", "nodes", "host ms", "device ms", "total ms", "GB/s")
-    body = [
-        [
-            row["kind"],
-            str(row["context"]),
-            str(row["nodes"]),
-            *(cell(row[key], 3) for key in ("host_ms", "device_ms", "total_ms")),
-            cell(row["gb_per_second"], 0),
-            cell(row["share_of_copy"]),
-            cell(row["share_of_peak"]),
-        ]
-        for row in rows
-    ]
+    header = ("target", "nodes", "cached", "host ms", "device ms", "total ms", "GB/s", "of copy")
     title = "passes; device ms of eager ones include waiting for launches"
-    bench.show(title, (*header, "of copy", "of peak"), body)
-
-
-def peak_bandwidth(name: str) -> float | None:
-    """Return the peak memory bandwidth of a device; None if it is not known."""
-    return next((peak for part, peak in PEAKS if part in name), None)
+    bench.show(title, header, [list(row.values()) for row in rows])
 
 
 @torch.inference_mode()
@@ -164,32 +183,70 @@ def _timed(bench: Bench, target: TargetModel, nodes: int, context: int) -> Times
     """Time a pass; what the cached rows hold does not matter for it."""
     cache = target.new_cache(context + nodes)
     call = partial(target.forward, draft_of(target, nodes), cache)
-    restore = partial(cache.set_length, context)
-    num_timed, num_warm = (1, 0) if bench.is_simulated else (NUM_TIMED, NUM_WARM)
-    return times_of(call, bench.device, num_timed, num_warm, restore)
+    num_timed, num_warm = bench.sized((20, NUM_WARM), (1, 0))
+    return times_of(call, bench.device, num_timed, num_warm, partial(cache.set_length, context))
 
 
-def _row(
-    case: tuple[str, int, int], times: Times, num_bytes: int, copied: float, peak: float | None
-) -> dict[str, Any]:
-    kind, nodes, context = case
-    bandwidth = num_bytes / (1e-3 * times.device)
-    return {
-        "kind": kind,
-        "nodes": nodes,
-        "context": context,
-        **{f"{name}_ms": value for name, value in times._asdict().items()},
-        "gb_per_second": 1e-9 * bandwidth,
-        "share_of_copy": bandwidth / copied,
-        "share_of_peak": None if peak is None else bandwidth / peak,
+def _bytes_of_token(target: TargetModel, context: int) -> int:
+    """Return the bytes of weights and cache that one token of plain decoding reads at a context length."""
+    embedding = stored(target.model.get_input_embeddings())
+    head = target.model.get_output_embeddings()
+    tensors = (*target.model.parameters(), *packed_weights(target.model))
+    weights = sum(tensor.nbytes for tensor in tensors)
+    if head is None or stored(head) is not embedding:
+        # An untied embedding gives one row a token; a tied one is read whole as the output head.
+        weights -= embedding.nbytes
+    cache = target.new_cache(context)
+    return weights + cache.num_bytes * context // cache.capacity
+
+
+def whole_steps(bench: Bench, found: Found) -> None:
+    """Time the parts of steps, and hold that no answer captures."""
+    rows: list[dict[str, Any]] = []
+    methods = bench.sized(
+        ("vanilla", "recycling", "recycling-auto", "hybrid"), ("vanilla", "recycling")
+    )
+    for kind, name in bench.in_time(product(KINDS, methods), found):
+        what = f"{name}, {kind}"
+        row = found.attempt(what, partial(_prepared_steps, bench, kind, name))
+        if row is None:
+            continue
+        rows.append({"kind": kind, "method": name, **row})
+        if row["late_shapes"]:
+            found.problems.append(f"{what}: {row['late_shapes']} calls came first within an answer")
+    found.figures["rows"] = rows
+    header = ("target", "method", *PARTS, "step", "tokens", "graphs", "late", "seconds", "MB")
+    title = "milliseconds of a step by part, its tokens, and what was prepared for a method beyond those above"
+    bench.show(title, header, [list(row.values()) for row in rows])
+
+
+def _prepared_steps(bench: Bench, kind: str, name: str) -> dict[str, Any]:
+    """Decode a text, prepare for a longer one, and measure its steps: the mean of each part, in milliseconds."""
+
+    def allocated() -> float:
+        torch.cuda.synchronize(bench.device)
+        return torch.cuda.memory_allocated(bench.device) / 2**20
+
+    target = bench.target(kind)
+    before, allocated_before = target.shapes.preparation, allocated()
+    drafter = drafter_of(name, target)
+    num_tokens = bench.sized(128, 4)
+    short, long = sorted(bench.prompts(2), key=len)
+    list(decode(target, drafter, short, max_new_tokens=num_tokens, eos_ids=()))
+    # The second text is made longer than any bucket that the first has seen.
+    drafter.prepare(target, len(long) + 2 * num_tokens)
+    steps = list(decode(target, drafter, long, max_new_tokens=2 * num_tokens, eos_ids=()))[1:]
+    means = {
+        part: sum(getattr(step, f"{part}_ns") for step in steps) / 1e6 / len(steps)
+        for part in PARTS
     }
-
-
-def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the time of a tree's pass over that of one node, by kind and context."""
-    device = {(row["kind"], row["context"], row["nodes"]): row["device_ms"] for row in rows}
+    after = target.shapes.preparation
     return {
-        f"{kind} after {context}": milliseconds / device[kind, context, 1]
-        for (kind, context, nodes), milliseconds in device.items()
-        if nodes == TREE and (kind, context, 1) in device
+        **means,
+        "step": sum(means.values()),
+        "tokens": sum(len(step.tokens) for step in steps) / len(steps),
+        "graphs": after.num_graphs - before.num_graphs,
+        "late_shapes": target.shapes.num_late,
+        "seconds": after.seconds - before.seconds,
+        "allocated_mb": allocated() - allocated_before,
     }

@@ -17,12 +17,11 @@ COMMANDS = (
     "python -m scripts.download_data spec_bench mbpp",
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh',
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" GRAPHS=off bash eval.sh',
-    "python -m scripts.benchmark --shape 7b --dtype float16 --device cuda --out gpu.json",
     "python -m scripts.results pack ANSWERS docs/results/NAME.tar.xz",
     "python -m scripts.results tables",
 )
 
-Figures = Mapping[str, Mapping[str, Any]]
+Judged = tuple[bool, str] | None  # whether it holds, with the figure
 
 
 class Verdict(NamedTuple):
@@ -35,88 +34,66 @@ def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
     """Return a verdict on every question, from what the parts found; print them, and commands for more."""
     figures = {name: found.figures for name, found in parts.items()}
     # Times of a simulated device mean nothing.
-    timed: Figures = {} if bench.is_simulated else figures
+    timed: Mapping[str, dict[str, Any]] = {} if bench.is_simulated else figures
+    said, asked = figures.get("laws", {}), timed.get("answers", {})
+    steps, passes = timed.get("steps", {}), timed.get("passes", {})
+    judged: dict[str, Judged] = {
+        "the device's laws: tokens, steps, waits as on the CPU": (
+            (said["passed"], said["closing"]) if "closing" in said else None
+        ),
+        "no bug among differing float16 answers": _num_bugs(figures.get("answers", {})),
+        "no graph captured within an answer": _num_late(figures.get("steps", {})),
+        f"tree step / vanilla step <= {MOST_TREE}": _tree_ratio(steps),
+        f"vanilla >= {LEAST_ROOFLINE:.0%} of the copy roofline": _roofline(passes),
+        f"recycling >= {LEAST_SPEEDUP}x of its own vanilla": _ratio(
+            asked, LEAST_SPEEDUP, "vanilla"
+        ),
+        f"recycling >= {LEAST_OVER_GENERATE}x of generate": _ratio(
+            asked, LEAST_OVER_GENERATE, "generate"
+        ),
+        f"drafting in batches >= {LEAST_OVER_PLAIN}x of the plain batch, at every size": _batches(
+            timed.get("batches", {})
+        ),
+        "no part failed": _failures(parts),
+    }
     found = [
-        _judged("the device's laws: tokens, steps, waits as on the CPU", _laws(figures)),
-        _judged("no bug among differing float16 answers", _num_bugs(figures)),
-        _judged("no graph captured within an answer", _num_late(figures)),
-        _judged("no attention in use builds plans", _plans(timed)),
-        _judged(f"tree step / vanilla step <= {MOST_TREE}", _tree_ratio(timed)),
-        _judged(f"vanilla >= {LEAST_ROOFLINE:.0%} of the copy roofline", _roofline(timed)),
-        _judged(
-            f"recycling >= {LEAST_SPEEDUP}x of its own vanilla",
-            _ratio(timed, LEAST_SPEEDUP, "vanilla"),
-        ),
-        _judged(
-            f"recycling >= {LEAST_OVER_GENERATE}x of generate",
-            _ratio(timed, LEAST_OVER_GENERATE, "generate"),
-        ),
-        _judged(
-            f"drafting in batches >= {LEAST_OVER_PLAIN}x of the plain batch, at every size",
-            _batches(timed),
-        ),
-        _judged("no part failed", _failures(parts)),
+        Verdict(question, NOT_MEASURED, "")
+        if one is None
+        else Verdict(question, PASS if one[0] else FAIL, one[1])
+        for question, one in judged.items()
     ]
-    rows = [[one.question, one.verdict, one.figure] for one in found]
-    bench.show("verdicts", ("question", "verdict", "figure"), rows)
+    bench.show("verdicts", ("question", "verdict", "figure"), found)
     print("\nfor the README's tables:", *COMMANDS, sep="\n    ")
     return found
 
 
-def _judged(question: str, found: tuple[bool, str] | None) -> Verdict:
-    if found is None:
-        return Verdict(question, NOT_MEASURED, "")
-    return Verdict(question, PASS if found[0] else FAIL, found[1])
-
-
-def _laws(figures: Figures) -> tuple[bool, str] | None:
-    found = figures.get("laws", {})
-    return (found["passed"], found["closing"]) if "closing" in found else None
-
-
-def _num_bugs(figures: Figures) -> tuple[bool, str] | None:
-    found = figures.get("answers", {})
+def _num_bugs(found: Mapping[str, Any]) -> Judged:
     if "differing" not in found or (found["differing"] and not found["judged"]):
         return None
-    return (
-        not found["bugs"],
-        f"{found['differing']} differ; judged: {found['ties']} ties, {found['bugs']} bugs",
-    )
+    said = f"{found['differing']} differ; judged: {found['ties']} ties, {found['bugs']} bugs"
+    return not found["bugs"], said
 
 
-def _num_late(figures: Figures) -> tuple[bool, str] | None:
-    rows = [row for row in figures.get("steps", {}).get("rows", ()) if row["kind"] != EAGER]
+def _num_late(found: Mapping[str, Any]) -> Judged:
+    rows = [row for row in found.get("rows", ()) if row["kind"] != EAGER]
     late = sum(row["late_shapes"] for row in rows)
     return (late == 0, f"{late} captured late") if rows else None
 
 
-def _plans(figures: Figures) -> tuple[bool, str] | None:
-    found = figures.get("attention", {})
-    if "with_plans" not in found:
-        return None
-    # cuDNN's is turned off in all commands.
-    in_use = [name for name in found["with_plans"] if name != "cudnn"]
-    return not in_use, f"with plans: {', '.join(found['with_plans']) or 'none'}"
-
-
-def _tree_ratio(figures: Figures) -> tuple[bool, str] | None:
+def _tree_ratio(found: Mapping[str, Any]) -> Judged:
     """Judge whole steps as graphs: recycling's tree against plain decoding."""
-    steps = {
-        row["method"]: row["step"]
-        for row in figures.get("steps", {}).get("rows", ())
-        if row["kind"] == GRAPHS
-    }
+    steps = {row["method"]: row["step"] for row in found.get("rows", ()) if row["kind"] == GRAPHS}
     if not {"vanilla", "recycling"} <= set(steps):
         return None
     ratio = steps["recycling"] / steps["vanilla"]
     return ratio <= MOST_TREE, f"{ratio:.2f}"
 
 
-def _roofline(figures: Figures) -> tuple[bool, str] | None:
-    """Judge a pass of one node by the fastest kind of target."""
+def _roofline(found: Mapping[str, Any]) -> Judged:
+    """Judge a pass of one node as a graph."""
     shares = [
         (row["share_of_copy"], row["kind"], row["context"])
-        for row in figures.get("passes", {}).get("rows", ())
+        for row in found.get("rows", ())
         if row["nodes"] == 1 and row["kind"] != EAGER
     ]
     if not shares:
@@ -125,9 +102,8 @@ def _roofline(figures: Figures) -> tuple[bool, str] | None:
     return share >= LEAST_ROOFLINE, f"{share:.0%} ({kind}, {context} cached)"
 
 
-def _ratio(figures: Figures, least: float, base: str) -> tuple[bool, str] | None:
+def _ratio(found: Mapping[str, Any], least: float, base: str) -> Judged:
     """Judge the best of recycling's speeds, tree template or automatic, over another's."""
-    found = figures.get("answers", {})
     speeds = {
         (row["kind"], row["method"]): row["tokens_per_second"]
         for row in (*found.get("rows", ()), *found.get("more", ()))
@@ -144,11 +120,11 @@ def _ratio(figures: Figures, least: float, base: str) -> tuple[bool, str] | None
     return ratio >= least, f"{ratio:.2f}x ({name})"
 
 
-def _batches(figures: Figures) -> tuple[bool, str] | None:
+def _batches(found: Mapping[str, Any]) -> Judged:
     """Judge the least ratio of a drafting method to the plain batch of the same size."""
     ratios = [
         (row["over_plain"], f"{row['method']}, {row['size']} texts")
-        for row in figures.get("batches", {}).get("rows", ())
+        for row in found.get("rows", ())
         if row["method"] not in (PLAIN, GENERATE) and row["over_plain"] is not None
     ]
     if not ratios:
@@ -157,6 +133,6 @@ def _batches(figures: Figures) -> tuple[bool, str] | None:
     return ratio >= LEAST_OVER_PLAIN, f"{ratio:.2f}x ({name})"
 
 
-def _failures(parts: Mapping[str, Found]) -> tuple[bool, str]:
+def _failures(parts: Mapping[str, Found]) -> Judged:
     failed = [name for name, found in parts.items() if found.status == FAILED]
     return not failed, f"failed: {', '.join(failed)}" if failed else f"{len(parts)} parts"

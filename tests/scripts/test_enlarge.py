@@ -9,9 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import UserError
-from scripts.enlarge import command as scale_model
-from scripts.enlarge.arithmetic import SHAPES, ModelShape, scale_config
-from scripts.enlarge.command import scaled_model, write_scaled
+from scripts import enlarge
+from scripts.enlarge import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
 from tests.random_llama import random_llama
 
 VOCAB = 97
@@ -76,14 +75,15 @@ def test_added_parts_are_random_and_their_way_out_is_zero() -> None:
     assert first.down_proj.weight[:, 48:].abs().max() == 0
 
 
-@pytest.mark.parametrize("shard_bytes", [1, 10**9])
-def test_written_model_equals_the_one_in_memory(tmp_path: Path, shard_bytes: int) -> None:
+@pytest.mark.parametrize("shard_bytes", [10_000, 10**9])
+def test_written_model_equals_the_one_in_memory(
+    tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enlarge, "SHARD_BYTES", shard_bytes)
     small = small_model()
     small.save_pretrained(tmp_path / "small")
     shape = ModelShape(layers=3, hidden=64, heads=4, intermediate=96)
-    count = write_scaled(
-        tmp_path / "small", tmp_path / "large", shape, torch.float32, shard_bytes=shard_bytes
-    )
+    count = write_scaled(tmp_path / "small", tmp_path / "large", shape, torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "large").eval()
     assert count == sum(parameter.numel() for parameter in loaded.parameters())
     assert_same(small, loaded)
@@ -125,7 +125,7 @@ def test_bad_sizes_are_refused(tmp_path: Path, sizes: str, message: str) -> None
     out = tmp_path / "out"
     arguments = ["--model", str(tmp_path / "small"), "--out", str(out), *sizes.split()]
     with pytest.raises(UserError, match=message):
-        scale_model.main(arguments)
+        enlarge.main(arguments)
     assert not out.exists()
 
 
@@ -134,9 +134,9 @@ def test_existing_folder_and_missing_model_are_refused(tmp_path: Path) -> None:
     taken = ["--model", str(tmp_path / "small"), "--out", str(tmp_path), "--shape", "150m"]
     missing = ["--model", str(tmp_path / "none"), "--out", str(tmp_path / "o"), "--shape", "150m"]
     with pytest.raises(UserError, match="exists"):
-        scale_model.main(taken)
+        enlarge.main(taken)
     with pytest.raises(UserError, match=r"config\.json"):
-        scale_model.main(missing)
+        enlarge.main(missing)
 
 
 def test_a_folder_without_weights_and_one_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_a_folder_without_weights_and_one_that_cannot_be_made_are_one_line(tmp_p
     ):
         words = ["--model", str(tmp_path / source), "--out", str(tmp_path / out), *shape]
         with pytest.raises(UserError, match=says):
-            scale_model.main(words)
+            enlarge.main(words)

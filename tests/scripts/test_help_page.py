@@ -16,7 +16,7 @@ from scripts.help_page import COMMANDS, INFERENCE, PAGE, main
 ROOT = PAGE.parents[1]
 # Old names of other commands, and what all commands share.
 NO_COMMANDS = ("evaluation.inference_", "evaluation.eval", "evaluation.inference.command")
-NO_COMMANDS += ("model.commands.command_line", "scripts.benchmark.command")
+NO_COMMANDS += ("model.commands.command_line",)
 
 
 def module_of(file: Path) -> str:

@@ -1,1 +1,0 @@
-"""Costs of forward passes on this device, and the README's table of results."""

@@ -1,1 +1,0 @@
-"""Larger models with the logits of a small one."""
