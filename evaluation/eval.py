@@ -16,7 +16,7 @@ import torch
 
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import git_commit
-from evaluation.answers.row import AnswerRow, Turn
+from evaluation.answers.row import Turn
 from evaluation.inference.answering import (
     Answerer,
     Asking,
@@ -155,5 +155,5 @@ def reorg_answer_file(answer_file: str) -> None:
     rows = {}
     with file.open(encoding="utf-8") as lines:
         for line in lines:
-            rows[AnswerRow(json.loads(line)).question_id] = line.rstrip("\n") + "\n"
+            rows[json.loads(line)["question_id"]] = line.rstrip("\n") + "\n"
     write_whole(file, "".join(rows[key] for key in sorted(rows)))

@@ -3,7 +3,7 @@
 #
 # An interpreter given as PYTHON, or an active virtual or conda environment, is used if it has what is needed.
 
-IMPORTS="torch, transformers, fastchat, numpy, pandas, scipy, safetensors, shortuuid, tqdm, matplotlib, jinja2, gguf, accelerate, sentencepiece, google.protobuf"
+IMPORTS="torch, transformers, fastchat, numpy, pandas, scipy, safetensors, shortuuid, pydantic, tqdm, matplotlib, jinja2, gguf, accelerate, sentencepiece, google.protobuf"
 
 has_imports() {
     "$1" -c "import importlib.util as i, sys; sys.exit(any(i.find_spec(n.strip()) is None for n in sys.argv[1].split(',')))" \

@@ -102,13 +102,16 @@ def test_only_commands_of_the_library_parse_arguments(graph: grimp.ImportGraph) 
     assert rooms == {"chat", "commands"}
 
 
-@pytest.mark.parametrize(
-    "package", ["fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"]
-)
+@pytest.mark.parametrize("package", ["fastapi", "starlette", "uvicorn", "prometheus_client"])
 def test_packages_of_the_server_are_imported_by_its_room_alone(
     graph: grimp.ImportGraph, package: str
 ) -> None:
     assert all(name.startswith("model.serve.") for name in importers(graph, package))
+
+
+def test_answers_and_the_server_check_objects_with_pydantic(graph: grimp.ImportGraph) -> None:
+    rooms = {".".join(name.split(".")[:2]) for name in importers(graph, "pydantic")}
+    assert rooms == {"model.serve", "evaluation.answers"}
 
 
 def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:

@@ -184,7 +184,7 @@ class AnswerLog:
                 f"which run it belongs to; {how}"
             )
         mine = json.loads(json.dumps(meta))  # as it reads back: tuples become lists
-        if unlike := record.unlike(RunRecord(mine), but=not_resumed()):
+        if unlike := record.unlike(RunRecord.of(mine), but=not_resumed()):
             key, theirs, ours = unlike
             raise UserError(
                 f"answer file {self.file} belongs to a run with {key} {theirs!r}, this run has {ours!r}; {how}"
@@ -196,7 +196,7 @@ class AnswerLog:
         return {**found, **_wider(found, mine), "end_time": None, "resumed": resumed}
 
     def _write_meta(self) -> None:
-        RunRecord(self._meta).write(self.file)
+        RunRecord.of(self._meta).write(self.file)
 
 
 def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Flag, auto
 from pathlib import Path, PurePath
 from typing import Any
 
-from evaluation.answers.row import JsonKey
+from pydantic import SkipValidation
+
+from evaluation.answers.row import JsonObject
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
 from model.methods import METHODS, find_method
@@ -136,24 +138,23 @@ def not_resumed() -> frozenset[str]:
     return CIRCUMSTANCES | {condition.key for condition in known}
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """The content of a sidecar, a JSON object; empty where an answer file has none."""
+class RunRecord(JsonObject):
+    """The content of a sidecar; empty where an answer file has none."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-
-    method = JsonKey[str | None](None)
-    model_id = JsonKey[str | None](None)
-    bench_name = JsonKey[str | None](None)
-    role = JsonKey[str | None](None)
-    dtype = JsonKey[str | None](None)
-    git_commit = JsonKey[str | None](None)
-    start_time = JsonKey[float | None](None)  # seconds since 1970
-    end_time = JsonKey[float | None](None)
-    shard = JsonKey[str | None](None)  # I/N
-    interleaved_run = JsonKey[str | None](None)  # common to files that were answered in turn
-    held_bytes = JsonKey[int | None](None)  # by the drafter after the last question
-    is_served = JsonKey[bool](False)  # whether a server answered, of whose device nothing is known
+    method: SkipValidation[str | None] = None
+    model_id: SkipValidation[str | None] = None
+    bench_name: SkipValidation[str | None] = None
+    role: SkipValidation[str | None] = None
+    dtype: SkipValidation[str | None] = None
+    git_commit: SkipValidation[str | None] = None
+    start_time: SkipValidation[float | None] = None  # seconds since 1970
+    end_time: SkipValidation[float | None] = None
+    shard: SkipValidation[str | None] = None  # I/N
+    interleaved_run: SkipValidation[str | None] = None  # common to files that were answered in turn
+    held_bytes: SkipValidation[int | None] = None  # by the drafter after the last question
+    is_served: SkipValidation[bool] = (
+        False  # whether a server answered, of whose device nothing is known
+    )
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -162,7 +163,7 @@ class RunRecord:
         Raises:
             UserError: if the sidecar is not a readable JSON object.
         """
-        return cls(_read(sidecar_path(path)))
+        return cls.of(_read(sidecar_path(path)))
 
     def write(self, path: str | Path) -> None:
         """Write the sidecar of an answer file.

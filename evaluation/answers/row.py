@@ -15,11 +15,23 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import shortuuid
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PrivateAttr,
+    SkipValidation,
+    ValidationError,
+)
+from typing_extensions import Self
 
 from evaluation.questions.questions import UNCATEGORISED, Question
 from model.commands.command_line import UserError
@@ -29,62 +41,55 @@ REQUIRED_KEYS = ("question_id", "choices")
 COUNTERS = ("new_tokens", "wall_time")
 # The text that Spec-Bench's writer records for a turn that raised an error.
 ERROR_TEXT = "ERROR"
-T = TypeVar("T")
-Check = Callable[[Any], bool]
+# A float, or a whole number that can become one.
+LARGEST = int(sys.float_info.max)
+Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)] | float
+NUMBERS: Any = Field([], description="a list of numbers")
+# Figures that are not known are NaN in sums.
+UNKNOWN_NUMBERS: Any = Field([math.nan], description="a list of numbers")
+TEXTS: Any = Field([], description="a list of texts")
+TREE_COUNTS: Any = Field([], description="a list of counts [depth][rank] for each turn")
+# Some writers' counts are floats, and stay what they are.
+Counts = Annotated[list[int], GetPydanticSchema(lambda _, handler: handler(list[Number]))]
+Numbers = Annotated[list[float], GetPydanticSchema(lambda _, handler: handler(list[Number]))]
+TokenIds = Annotated[list[list[int]], BeforeValidator(lambda value: [] if value is None else value)]
+Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+class JsonObject(BaseModel):
+    """An object of a JSON file: keys that somebody relies on are attributes, and checked; `values` has all keys."""
 
+    model_config = ConfigDict(strict=True, frozen=True)
+    _values: dict[str, Any] = PrivateAttr()
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Return what holds these keys.
 
+        Raises:
+            ValueError: names the first key with a wrong value.
+        """
+        try:
+            found = cls.model_validate(values)
+        except ValidationError as error:
+            raise ValueError(cls._complaint(error, values)) from None
+        found._values = values
+        return found
 
-def _is_number(value: Any) -> bool:
-    """Whether a value is a float, or a whole number that can become one."""
-    return isinstance(value, float) or (_is_integer(value) and abs(value) <= sys.float_info.max)
+    @property
+    def values(self) -> dict[str, Any]:
+        return self._values
 
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
-
-
-def _list_of(is_item: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(is_item, value))
-
-
-def _object_of(is_item: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(is_item, value.values()))
-
-
-class JsonKey(Generic[T]):
-    """A key of a JSON object, as an attribute of the class that holds the object as `values`.
-
-    Args:
-        default: the value where the key is missing or null.
-        is_right: whether a value has the right type; None: nobody relies on it.
-        what: the right type in words.
-    """
-
-    def __init__(self, default: T, is_right: Check | None = None, what: str = "") -> None:
-        self.default = default
-        self.is_right = is_right
-        self.what = what
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, holder: Any, owner: type) -> T:
-        value = holder.values.get(self.name)
-        return self.default if value is None else value
-
-
-NUMBERS = (_list_of(_is_number), "a list of numbers")
-TREE_COUNTS = (
-    _list_of(_list_of(_list_of(_is_integer))),
-    "a list of counts [depth][rank] for each turn",
-)
+    @classmethod
+    def _complaint(cls, error: ValidationError, values: dict[str, Any]) -> str:
+        found = error.errors()
+        first = next((one for one in found if one["type"] == "missing"), found[0])
+        key = str(first["loc"][0])
+        if first["type"] == "missing":
+            return f"no {key!r}; an answer has {', '.join(REQUIRED_KEYS)}"
+        if first["type"] == "value_error":
+            return str(first["ctx"]["error"])
+        return f"{key} is {cls.model_fields[key].description}, got {_short(values[key])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,62 +104,49 @@ class Turn:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(JsonObject):
     """One of the answers to a question, with the counters of its turns.
 
-    The lists of `values`, the JSON object, have one entry a turn. A list that the writer left out
-    reads as an empty one, or as NaN where figures sum it up.
+    Lists have one entry a turn. A list that the writer left out reads as an empty one, or as NaN where figures sum
+    it up.
     """
 
-    values: dict[str, Any]
-
-    turns = JsonKey[list[str]]([], _list_of(_is_text), "a list of texts")
-    new_tokens = JsonKey[list[int]]([], *NUMBERS)
-    wall_time = JsonKey[list[float]]([], *NUMBERS)  # seconds for prompt and answer
+    turns: list[str] = TEXTS
+    new_tokens: Counts = NUMBERS
+    wall_time: Numbers = NUMBERS  # seconds for prompt and answer
     # Of these, the part that was spent on this answer, where several were under way at a time.
-    share_time = JsonKey[list[float]]([], *NUMBERS)
-    accept_lengths = JsonKey[list[int]]([], *NUMBERS)  # of every step of all turns
-    decoding_steps = JsonKey[list[int]]([], *NUMBERS)
+    share_time: Numbers = NUMBERS
+    accept_lengths: Counts = NUMBERS  # of every step of all turns
+    decoding_steps: Counts = NUMBERS
     # In files of EAGLE, Medusa and FastChat: the index of the last step, from 0.
-    idxs = JsonKey[list[int]]([], *NUMBERS)
+    idxs: Counts = NUMBERS
     # Seconds without the prompt: of the share, where there is one.
-    decode_time = JsonKey[list[float]]([math.nan], *NUMBERS)
-    draft_tokens = JsonKey[list[float]]([math.nan], *NUMBERS)
-    prompt_tokens = JsonKey[list[int]]([], *NUMBERS)
-    prefill_time = JsonKey[list[float]]([], *NUMBERS)
-    cpu_time = JsonKey[list[float]]([math.nan], *NUMBERS)  # of the process, prompt and answer
+    decode_time: Numbers = UNKNOWN_NUMBERS
+    draft_tokens: Numbers = UNKNOWN_NUMBERS
+    prompt_tokens: Counts = NUMBERS
+    prefill_time: Numbers = NUMBERS
+    cpu_time: Numbers = UNKNOWN_NUMBERS  # of the process, prompt and answer
     # What a client saw of a server, in seconds and tokens of every turn.
-    time_to_first_token = JsonKey[list[float]]([], *NUMBERS)
-    cached_tokens = JsonKey[list[int]]([], *NUMBERS)  # of the prompt, from a prefix cache
+    time_to_first_token: Numbers = NUMBERS
+    cached_tokens: Counts = NUMBERS  # of the prompt, from a prefix cache
     # [name, arguments] of every call of every turn, arguments as generated.
-    tool_calls = JsonKey[list[list[list[str]]]](
-        [],
-        _list_of(_list_of(_list_of(_is_text))),
-        "a list of calls [name, arguments] for each turn",
+    tool_calls: list[list[list[str]]] = Field(
+        [], description="a list of calls [name, arguments] for each turn"
     )
-    reasoning = JsonKey[list[str]]([], _list_of(_is_text), "a list of texts")
-    token_ids = JsonKey[list[list[int]]](
-        [],
-        lambda value: value is None or _list_of(_list_of(_is_integer))(value),
-        "a list of token ids for each turn",
-    )
+    reasoning: list[str] = TEXTS
+    token_ids: TokenIds = Field([], description="a list of token ids for each turn")
     # Drafted and accepted nodes of every turn, by [depth - 1][rank].
-    drafted = JsonKey[list[list[list[int]]]]([], *TREE_COUNTS)
-    accepted = JsonKey[list[list[list[int]]]]([], *TREE_COUNTS)
-    sources = JsonKey[list[dict[str, list[int]]]](
-        [], _list_of(_object_of(_is_pair)), "an object {name: [drafted, accepted]} for each turn"
+    drafted: list[list[list[int]]] = TREE_COUNTS
+    accepted: list[list[list[int]]] = TREE_COUNTS
+    sources: list[dict[str, Pair]] = Field(
+        [], description="an object {name: [drafted, accepted]} for each turn"
     )
     # Nodes that each step of a turn drafted, roots excluded.
-    step_nodes = JsonKey[list[list[int]]](
-        [], _list_of(_list_of(_is_integer)), "a list of counts for each turn"
-    )
+    step_nodes: list[list[int]] = Field([], description="a list of counts for each turn")
     # Of a server's answers: vLLM's `metrics.speculative_decoding` for each turn.
-    speculative_decoding = JsonKey[list[dict[str, Any]]](
-        [], _list_of(lambda value: isinstance(value, dict)), "an object for each turn"
-    )
-    step_times = JsonKey[list[dict[str, float]]](
-        [], _list_of(_object_of(_is_number)), "an object of seconds for each turn"
+    speculative_decoding: list[dict[str, Any]] = Field([], description="an object for each turn")
+    step_times: list[dict[str, Number]] = Field(
+        [], description="an object of seconds for each turn"
     )
 
     @classmethod
@@ -176,7 +168,7 @@ class Choice:
             del values["accept_lengths"]
         for name in turns[0].details:
             values[name] = [turn.details[name] for turn in turns]
-        return cls(values)
+        return cls.of(values)
 
     @property
     def num_turns(self) -> int:
@@ -225,17 +217,24 @@ class Choice:
         return None if counts is None else counts[turn]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRow:
-    """The answers to one question, or the failure to answer it.
+def _choices(value: Any) -> list[Choice]:
+    if not isinstance(value, list) or not all(isinstance(choice, dict) for choice in value):
+        raise ValueError(f"choices is a list of objects, got {_short(value)}")
+    return [Choice.of(choice) for choice in value]
 
-    `values` is the JSON object, unknown keys included.
-    """
 
-    values: dict[str, Any]
+class AnswerRow(JsonObject):
+    """The answers to one question, or the failure to answer it."""
 
-    model_id = JsonKey[str | None](None)
-    error = JsonKey[str | None](None)  # why the question failed
+    question_id: int | str = Field(description="a whole number or a text")
+    # Of the question; `UNCATEGORISED` where the writer gave none.
+    category: Annotated[str, AfterValidator(lambda value: value or UNCATEGORISED)] = Field(
+        UNCATEGORISED, description="a text"
+    )
+    turns: list[Any] = Field([], description="the list of the question's turns")
+    choices: Annotated[list[Choice], BeforeValidator(_choices)]  # none where the question failed
+    model_id: SkipValidation[str | None] = None
+    error: SkipValidation[str | None] = None  # why the question failed
 
     @classmethod
     def of_question(
@@ -250,7 +249,7 @@ class AnswerRow:
             "choices": [choice.values for choice in choices],
             "tstamp": time.time(),
         }
-        return cls(values if error is None else {**values, "error": error})
+        return cls.of(values if error is None else {**values, "error": error})
 
     @classmethod
     def from_json(cls, line: str, where: str) -> AnswerRow:
@@ -265,8 +264,12 @@ class AnswerRow:
             values = parse_json(line, where)
         except UserError as error:
             raise UserError(f"{error}; correct or delete the line") from None
-        _check_row(values, where)
-        return cls(values)
+        if not isinstance(values, dict):
+            raise UserError(f"{where}: an answer is a JSON object, got {type(values).__name__}")
+        try:
+            return cls.of(values)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
 
     def to_json(self, allow_nan: bool = True) -> str:
         """Return the line of an answer file, without its end.
@@ -278,25 +281,11 @@ class AnswerRow:
 
     def plus(self, **keys: Any) -> AnswerRow:
         """Return the row with further keys, or other values of keys that it has."""
-        return AnswerRow({**self.values, **keys})
-
-    @property
-    def question_id(self) -> int | str:
-        return self.values["question_id"]
+        return AnswerRow.of({**self.values, **keys})
 
     @property
     def has_category(self) -> bool:
         return bool(self.values.get("category"))
-
-    @property
-    def category(self) -> str:
-        """The question's category; `UNCATEGORISED` where the writer gave none."""
-        return self.values.get("category") or UNCATEGORISED
-
-    @property
-    def choices(self) -> list[Choice]:
-        """The answers; none where the question failed."""
-        return [Choice(values) for values in self.values["choices"]]
 
     @property
     def is_failed(self) -> bool:
@@ -304,38 +293,6 @@ class AnswerRow:
         choices = self.choices
         is_empty = not choices or not choices[0].values.get("new_tokens", choices[0].turns)
         return self.error is not None or is_empty
-
-
-def _check_row(row: object, where: str) -> None:
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: an answer is a JSON object, got {type(row).__name__}")
-    missing = [key for key in REQUIRED_KEYS if key not in row]
-    if missing:
-        raise UserError(f"{where}: no {missing[0]!r}; an answer has {', '.join(REQUIRED_KEYS)}")
-    question_id = row["question_id"]
-    if isinstance(question_id, bool) or not isinstance(question_id, int | str):
-        raise UserError(
-            f"{where}: question_id is a whole number or a text, got {_short(question_id)}"
-        )
-    if not _is_text(row.get("category", "")):
-        raise UserError(f"{where}: category is a text, got {_short(row['category'])}")
-    if not isinstance(row.get("turns", []), list):
-        raise UserError(
-            f"{where}: turns is the list of the question's turns, got {_short(row['turns'])}"
-        )
-    _check_choices(row["choices"], where)
-
-
-def _check_choices(choices: object, where: str) -> None:
-    """Check the types that reports rely on; keys may be missing, their reader says so."""
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise UserError(f"{where}: choices is a list of objects, got {_short(choices)}")
-    for choice in choices:
-        for key in vars(Choice).values():
-            if not isinstance(key, JsonKey) or key.is_right is None or key.name not in choice:
-                continue
-            if not key.is_right(value := choice[key.name]):
-                raise UserError(f"{where}: {key.name} is {key.what}, got {_short(value)}")
 
 
 def _short(value: object) -> str:

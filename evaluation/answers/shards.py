@@ -110,4 +110,4 @@ def merged_record(shards: Sequence[Shard]) -> RunRecord:
             for meta in metas
         ],
     }
-    return RunRecord(merged)
+    return RunRecord.of(merged)

@@ -200,7 +200,7 @@ def _choice(index: int, texts: Sequence[str], turns: Sequence[Any]) -> Choice:
     if isinstance(turns[0], Turn):
         return Choice.of_turns(index, texts, turns)
     keys = [key for key in turns[0] if all(key in turn for turn in turns)]
-    return Choice({"index": index, **{key: [turn[key] for turn in turns] for key in keys}})
+    return Choice.of({"index": index, **{key: [turn[key] for turn in turns] for key in keys}})
 
 
 class Finished(NamedTuple):

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
@@ -114,5 +113,7 @@ def proportion_interval(num_hits: int, num_trials: int) -> Interval:
     """Return Clopper and Pearson's exact interval of a probability, unknown without a trial."""
     if not num_trials:
         return UNKNOWN
+    from scipy import stats  # imported late: it takes longer than all else here
+
     found = stats.binomtest(num_hits, num_trials).proportion_ci(CONFIDENCE, method="exact")
     return Interval(float(found.low), float(found.high))

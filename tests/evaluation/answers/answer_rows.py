@@ -71,7 +71,7 @@ def random_rows(seed: int, categories: tuple[str, ...] = CATEGORIES, most: int =
 
 def answer_rows(rows: Iterable[Row]) -> list[AnswerRow]:
     """Return rows as reports read them."""
-    return [AnswerRow(row) for row in rows]
+    return [AnswerRow.of(row) for row in rows]
 
 
 def write_answers(path: Path, rows: list[Row], meta: dict[str, Any] | None = None) -> Path:

@@ -100,14 +100,14 @@ def test_missing_empty_and_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_failures() -> None:
-    assert not AnswerRow(GOOD).is_failed
-    assert not AnswerRow(GOOD | {"error": None}).is_failed
-    assert AnswerRow(failed_row(1, "qa")).is_failed
-    assert AnswerRow(GOOD | {"error": "too long"}).is_failed
-    assert AnswerRow(GOOD | {"choices": []}).is_failed
-    assert AnswerRow(_with_choice(new_tokens=[])).is_failed
-    assert AnswerRow(GOOD | {"choices": [{"turns": []}]}).is_failed
-    assert not AnswerRow(GOOD | {"choices": [{"turns": ["text"]}]}).is_failed  # but not counted
+    assert not AnswerRow.of(GOOD).is_failed
+    assert not AnswerRow.of(GOOD | {"error": None}).is_failed
+    assert AnswerRow.of(failed_row(1, "qa")).is_failed
+    assert AnswerRow.of(GOOD | {"error": "too long"}).is_failed
+    assert AnswerRow.of(GOOD | {"choices": []}).is_failed
+    assert AnswerRow.of(_with_choice(new_tokens=[])).is_failed
+    assert AnswerRow.of(GOOD | {"choices": [{"turns": []}]}).is_failed
+    assert not AnswerRow.of(GOOD | {"choices": [{"turns": ["text"]}]}).is_failed  # but not counted
 
 
 def test_a_row_of_strangers_is_written_as_it_was_read() -> None:

@@ -152,7 +152,7 @@ def test_what_is_missing_is_listed_by_name(
 def test_answers_with_their_questions_are_found_by_these(questions: str) -> None:
     categories = Categories.read(questions)
     rows = [_response(0, ["Who?"], ["I."]), _response(81, ["Other?"], ["No."])]
-    found = [categories.of(AnswerRow(row)).category for row in rows]
+    found = [categories.of(AnswerRow.of(row)).category for row in rows]
     assert found == ["qa", "uncategorised"]
 
 
@@ -183,9 +183,9 @@ def test_a_leaderboard_of_files_of_others_writes_every_format(
 
 
 def test_gsm8k_under_the_name_of_mt_bench_is_its_own_task() -> None:
-    rows = [AnswerRow(make_row(number, "math", [2], 1.0)) for number in range(3)]
+    rows = [AnswerRow.of(make_row(number, "math", [2], 1.0)) for number in range(3)]
     assert set(question_frame(rows)["task"]) == {"math"}
-    mixed = [*rows, AnswerRow(make_row(9, "stem", [2], 1.0))]
+    mixed = [*rows, AnswerRow.of(make_row(9, "stem", [2], 1.0))]
     assert set(question_frame(mixed)["task"]) == {"mt_bench"}
 
 
@@ -197,6 +197,6 @@ def test_a_file_with_a_byte_order_mark_is_read(eagle: str, plain: str, capsys: C
 def test_steps_that_nobody_counted_are_not_known() -> None:
     row = _eagle_row(1)
     del row["choices"][0]["idxs"]
-    (choice,) = AnswerRow(row).choices
+    (choice,) = AnswerRow.of(row).choices
     assert math.isnan(choice.num_steps)
     assert math.isnan(choice.num_accepted)

@@ -28,7 +28,7 @@ class Crash(BaseException):
 
 def make_row(number: int) -> AnswerRow:
     choice = {"turns": ["text ü \u2028"], "new_tokens": [1], "accept_lengths": [1]}
-    return AnswerRow({"question_id": number, "category": "qa", "choices": [choice]})
+    return AnswerRow.of({"question_id": number, "category": "qa", "choices": [choice]})
 
 
 def memory_after(number: int) -> dict[str, torch.Tensor]:

@@ -141,7 +141,7 @@ def _other(messages: list[dict[str, Any]]) -> str:
 
 
 def _row(question_id: int, **keys: Any) -> AnswerRow:
-    return AnswerRow(make_row(question_id, "qa", [2], 1.0, **keys))
+    return AnswerRow.of(make_row(question_id, "qa", [2], 1.0, **keys))
 
 
 def test_tool_calls_are_compared_with_their_arguments() -> None:

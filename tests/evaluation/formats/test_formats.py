@@ -66,7 +66,7 @@ def answers(tmp_path: Path) -> Path:
 
 
 def _turns() -> list[TurnSteps]:
-    return turn_steps([AnswerRow(row) for row in ROWS])
+    return turn_steps([AnswerRow.of(row) for row in ROWS])
 
 
 def test_three_averages_are_three_figures() -> None:
@@ -139,23 +139,23 @@ def test_steps_that_the_limit_cut_have_the_accepted_tokens_that_were_counted() -
     row = _row(1, "qa", [(3, 4), (2, 4)])
     # The last step had no room for the model's own token: both of its tokens are accepted drafts.
     row["choices"][0]["accepted"] = [[[2], [2], [0], [0]]]
-    (turn,) = turn_steps([AnswerRow(row)])
+    (turn,) = turn_steps([AnswerRow.of(row)])
     assert turn.steps == [StepCounts(3, 4, 2, 4), StepCounts(2, 4, 2, 4)]
 
 
 def test_a_server_s_steps_are_those_of_its_fields_and_the_plain_ones() -> None:
     row = _row(1, "qa", FIRST)
     choice = row["choices"][0]
-    (ours,) = turn_steps([AnswerRow(row)])
+    (ours,) = turn_steps([AnswerRow.of(row)])
     choice["speculative_decoding"] = [Acceptance(ours.steps).vllm_fields()]
     del choice["accept_lengths"]
-    (served,) = turn_steps([AnswerRow(row)])
+    (served,) = turn_steps([AnswerRow.of(row)])
     assert sorted(served.steps) == sorted(ours.steps)
     assert not served.is_in_order
     assert by_position([served]) == {}
     for key in ("per_step_accepted", "per_step_drafted"):  # vLLM's level "summary"
         del choice["speculative_decoding"][0][key]
-    (summary,) = turn_steps([AnswerRow(row)])
+    (summary,) = turn_steps([AnswerRow.of(row)])
     assert acceptance_sums([summary]) == acceptance_sums([ours])
 
 

@@ -76,7 +76,7 @@ def test_answers_are_those_of_one_by_one(
         assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
         for wall, share in zip(choice["wall_time"], choice["share_time"], strict=True):
             assert 0 < share < wall
-    assert not any(row_flaws([AnswerRow(row) for row in batched]))
+    assert not any(row_flaws([AnswerRow.of(row) for row in batched]))
     assert max(map(len, packed_steps)) == 3
     assert read_meta(tmp_path / "batched.jsonl")["batch_size"] == 3
 

@@ -49,7 +49,7 @@ def test_a_comparison_of_batches_answers_as_one_by_one(
     for entrant, file in files.items():
         assert token_ids(file) == token_ids(alone), entrant
         assert read_meta(file)["batch_size"] == 3
-        assert not any(row_flaws([AnswerRow(row) for row in read_rows(file)])), entrant
+        assert not any(row_flaws([AnswerRow.of(row) for row in read_rows(file)])), entrant
         choices = [row["choices"][0] for row in read_rows(file)]
         assert all(0 < sum(one["share_time"]) <= sum(one["wall_time"]) for one in choices)
     blocks = [(name, len(list(rows))) for name, rows in itertools.groupby(names)]

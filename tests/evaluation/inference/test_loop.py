@@ -118,7 +118,7 @@ def test_a_question_that_fails_is_recorded_with_its_cause_and_the_run_goes_on(
 def test_a_second_turn_that_fails_leaves_the_first_one_s_answer(tmp_path: Path) -> None:
     assert answer(Spy("one>3 tokens|two"), tmp_path / "a.jsonl", num_warmup=0) == 1
     first, *_ = read_rows(tmp_path / "a.jsonl")
-    assert first["error"].startswith("RuntimeError") and AnswerRow(first).is_failed
+    assert first["error"].startswith("RuntimeError") and AnswerRow.of(first).is_failed
     (choice,) = first["choices"]
     assert choice["turns"] == ["3 tokens"] and choice["new_tokens"] == [3]
 

@@ -33,7 +33,7 @@ def _rows(*answers: list[int] | None) -> list[dict[str, Any]]:
 
 
 def _equality(rows: list[dict[str, Any]], base: list[dict[str, Any]], **meta: Any) -> Equality:
-    record = RunRecord(GREEDY | meta)
+    record = RunRecord.of(GREEDY | meta)
     return equality_of(answer_rows(rows), record, answer_rows(base), record)
 
 
