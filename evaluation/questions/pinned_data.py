@@ -1,12 +1,17 @@
-"""The benchmarks whose question files are fetched, each pinned to a commit and a hash."""
+"""The benchmarks whose question files are fetched, each pinned to a commit and a hash.
+
+A turn is the text as published: no instruction is added. `reference` is the published solution, and ids count from
+1 in the file's order.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlparse
-
-from evaluation.questions.source_forms import gsm8k, human_eval, math500
 
 _RAW = "https://raw.githubusercontent.com"
 _SPEC_BENCH = f"{_RAW}/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
@@ -36,6 +41,38 @@ class PinnedFile:
     @property
     def published_name(self) -> str:
         return urlparse(self.url).path.rpartition("/")[2]
+
+
+Row = dict[str, Any]
+
+
+def human_eval(content: bytes) -> bytes:
+    """Convert OpenAI's HumanEval.jsonl.gz: signature and docstring of a function to write."""
+    return _converted(
+        gzip.decompress(content), "code", lambda row: (row["prompt"], row["canonical_solution"])
+    )
+
+
+def gsm8k(content: bytes) -> bytes:
+    """Convert OpenAI's grade-school maths, test.jsonl."""
+    return _converted(content, "math_reasoning", lambda row: (row["question"], row["answer"]))
+
+
+def math500(content: bytes) -> bytes:
+    """Convert the 500 problems of MATH that PRM800K holds out, test.jsonl."""
+    return _converted(content, "math_reasoning", lambda row: (row["problem"], row["solution"]))
+
+
+def _converted(content: bytes, category: str, parts: Callable[[Row], tuple[str, str]]) -> bytes:
+    """Return question.jsonl, with turn and reference of each line as `parts` finds them."""
+    # Not splitlines: it would cut at separators that JSON strings may hold.
+    lines = [line for line in content.decode("utf-8").split("\n") if line]
+    rows = []
+    for question_id, line in enumerate(lines, start=1):
+        turn, reference = parts(json.loads(line))
+        row = {"question_id": question_id, "category": category, "turns": [turn]}
+        rows.append(json.dumps(row | {"reference": [reference]}, ensure_ascii=False) + "\n")
+    return "".join(rows).encode("utf-8")
 
 
 _ALL = (

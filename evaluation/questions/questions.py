@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.questions.pinned_data import download_command
-from evaluation.questions.source_forms import ASSISTANT, in_spec_bench_form
 from model.commands.command_line import UserError, first_line
 from model.commands.files import check_file, parse_json, read_text
 
@@ -21,6 +20,11 @@ MAX_BYTES = 2**30
 UNCATEGORISED = "uncategorised"
 # What SPEED-Bench has in place of texts that its owners' script fetches.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+Row = dict[str, Any]
+# OpenAI's role of the model.
+ASSISTANT = "assistant"
+# Names of the user in ShareGPT's `from`.
+USERS = ("human", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def load_questions(
     for place, (where, row) in enumerate(_rows(file), start=1):
         if not isinstance(row, dict):
             raise UserError(f"{where}: got {type(row).__name__}; allowed: a JSON object")
-        form = in_spec_bench_form(row, place)
+        form = _in_spec_bench_form(row, place)
         if form.get("turns") == [] and "conversations" in row:
             num_empty += 1
             continue
@@ -219,3 +223,61 @@ def _checked(row: dict[str, Any], where: str) -> Question:
         raise UserError(f"{where}: system: got {str(system)[:60]}; allowed: a string, or none")
     messages, tools = (tuple(row.get(key) or ()) for key in ("messages", "tools"))
     return Question(question_id, category or UNCATEGORISED, tuple(turns), system, messages, tools)
+
+
+def _in_spec_bench_form(row: Row, place: int) -> Row:
+    """Return a question of FastChat, ShareGPT or HumanEval in Spec-Bench's form, another row as it is.
+
+    Of a conversation the user's messages are the turns, which may be none; `place` is its id if it has none. Of
+    OpenAI's messages those before the assistant's are, or all of the user's where the assistant has none.
+    """
+    conversation, messages = row.get("conversations"), row.get("messages")
+    if "turns" in row:
+        return {key: value for key, value in row.items() if key not in ("messages", "tools")}
+    if messages is not None and _are_messages(messages):
+        return _trajectory(row, messages, place)
+    if isinstance(conversation, list) and all(isinstance(said, dict) for said in conversation):
+        said = [(message.get("from"), message.get("value")) for message in conversation]
+        form = {
+            "question_id": row.get("id", place),
+            "category": "",
+            "turns": [text for speaker, text in said if speaker in USERS],
+            "system": next((text for speaker, text in said if speaker == "system"), None),
+        }
+        return {**form, **row}
+    if "task_id" in row and "prompt" in row:
+        return {"question_id": row["task_id"], "category": "code", "turns": [row["prompt"]], **row}
+    if "text" in row:
+        return {"turns": [row["text"]], **row}
+    return row
+
+
+def _are_messages(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages)
+    )
+
+
+def _trajectory(row: Row, messages: list[Row], place: int) -> Row:
+    form = {"question_id": row.get("id", place), "category": ""}
+    texts = [_text(one.get("content")) for one in messages]
+    asked = [at for at, one in enumerate(messages) if one["role"] == ASSISTANT and at]
+    if not asked:
+        system = next(
+            (text for one, text in zip(messages, texts, strict=True) if one["role"] == "system"),
+            None,
+        )
+        users = [text for one, text in zip(messages, texts, strict=True) if one["role"] in USERS]
+        rest = {key: value for key, value in row.items() if key not in ("messages", "tools")}
+        return {**form, "turns": users, "system": system, **rest}
+    turns = [texts[at - 1] for at in asked]
+    return {**form, **row, "turns": turns, "messages": messages[: asked[-1] + 1]}
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, whose content may come in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from evaluation.reporting.chart_style import Picture, svg_text
+from evaluation.reporting.charts import Picture, svg_text
 from evaluation.reporting.tables import Table
 
 ASSETS = Path(__file__).with_name("assets")

@@ -19,8 +19,7 @@ from evaluation.reporting.titles import (
 )
 from evaluation.scoring.figures import OVERALL
 from evaluation.scoring.groups import Group, Measured
-from evaluation.scoring.intervals import TOO_FEW
-from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, SpeedVerdict, noise_factor
+from evaluation.scoring.intervals import LARGEST_FLOOR_RATIO, TOO_FEW, SpeedVerdict, noise_factor
 
 # Keys of a sidecar that are no conditions, and may explain a ratio all the same.
 CIRCUMSTANCES = {

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.answers.categories import Categories
+from evaluation.answers.answer_file import Categories
 from model.commands.command_line import UserError
 
 

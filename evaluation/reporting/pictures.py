@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.answers.step_figures import node_counts
-from evaluation.reporting import chart_style, charts
-from evaluation.reporting.chart_style import Picture
+from evaluation.reporting import charts
+from evaluation.reporting.charts import Picture
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.titles import entry_titles
 from evaluation.scoring.figures import CODE, counts_code
@@ -37,15 +37,15 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
     """
     make_folder(folder)
     files = [folder / f"{picture.name}.{ending}" for ending in ("png", "svg")]
-    replace_file(files[0], lambda file: file.write_bytes(chart_style.png_bytes(picture.figure)))
-    write_whole(files[1], chart_style.svg_text(picture.figure, picture.name) + "\n")
+    replace_file(files[0], lambda file: file.write_bytes(charts.png_bytes(picture.figure)))
+    write_whole(files[1], charts.svg_text(picture.figure, picture.name) + "\n")
     return files
 
 
 def _pictures_of(group: Group) -> Iterator[Picture]:
     names = {label: title.long for label, title in entry_titles(group).items()}
     baseline = names[group.baseline.label]
-    look = chart_style.looks(list(names.values()))
+    look = charts.looks(list(names.values()))
     speedups = _speedups(group, names)
     if (speedups["method"] != baseline).any():
         yield _speedup_picture(group, speedups, baseline, look)
@@ -83,7 +83,7 @@ def _pictures_of(group: Group) -> Iterator[Picture]:
 
 
 def _speedup_picture(
-    group: Group, speedups: pd.DataFrame, baseline: str, look: Mapping[str, chart_style.Look]
+    group: Group, speedups: pd.DataFrame, baseline: str, look: Mapping[str, charts.Look]
 ) -> Picture:
     floor = group.floor_interval("speedup")
     is_known = not math.isnan(floor.low)

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from evaluation.answers.answer_file import read_lines
-from evaluation.answers.categories import Categories
+from evaluation.answers.answer_file import Categories, read_lines
 from evaluation.answers.record import BASELINE, NOISE_FLOOR, RunRecord, Use
 from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import (
@@ -42,8 +41,7 @@ from evaluation.scoring.groups import (
     Measured,
     condition_names,
 )
-from evaluation.scoring.intervals import CONFIDENCE
-from evaluation.scoring.noise import PrefillGap, prefill_gap
+from evaluation.scoring.intervals import CONFIDENCE, PrefillGap, prefill_gap
 from evaluation.scoring.per_question import uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
 

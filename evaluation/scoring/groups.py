@@ -24,8 +24,8 @@ from evaluation.scoring.figures import (
     in_task_order,
 )
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
-from evaluation.scoring.intervals import Interval
-from evaluation.scoring.noise import (
+from evaluation.scoring.intervals import (
+    Interval,
     PrefillGap,
     SpeedVerdict,
     is_impossible,

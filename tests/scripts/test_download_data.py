@@ -19,9 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command
+from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command, human_eval
 from evaluation.questions.questions import load_questions
-from evaluation.questions.source_forms import human_eval
 from model.commands.command_line import UserError
 from scripts import download_data
 from scripts.download_data import DATA_DIR, NetworkError, main

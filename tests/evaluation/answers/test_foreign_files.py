@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evaluation import defects, equal, leaderboard, speed
-from evaluation.answers.categories import Categories
+from evaluation.answers.answer_file import Categories
 from evaluation.answers.row import AnswerRow
 from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import UserError

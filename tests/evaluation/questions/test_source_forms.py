@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from evaluation.questions.pinned_data import gsm8k, human_eval, math500
 from evaluation.questions.questions import load_questions
-from evaluation.questions.source_forms import gsm8k, human_eval, math500
 from evaluation.scoring.figures import CODE, SPEC_BENCH_TASKS
 from evaluation.scoring.per_question import task_of
 

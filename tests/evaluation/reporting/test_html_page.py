@@ -23,7 +23,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from evaluation.leaderboard import main
-from evaluation.reporting.chart_style import COLORS, GREY
+from evaluation.reporting.charts import COLORS, GREY
 from evaluation.reporting.html_page import ASSETS, Section, page_text
 from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import REFEREE_TITLES

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from evaluation.plots import main
-from evaluation.reporting import chart_style, charts
-from evaluation.reporting.chart_style import Picture
+from evaluation.reporting import charts
+from evaluation.reporting.charts import Picture
 from evaluation.reporting.pictures import group_pictures
 from evaluation.reporting.titles import entry_titles
 from evaluation.scoring.comparable import group_answers, load_answers
@@ -163,7 +163,7 @@ def crowded() -> list[Figure]:
 
 
 def _crowded() -> Iterator[Figure]:
-    look = chart_style.looks(METHODS)
+    look = charts.looks(METHODS)
     lines = [
         (method, task, 0.6 + 0.3 * place, 0.5 + 0.3 * place, 0.8 + 0.3 * place)
         for task in TASKS
@@ -201,7 +201,7 @@ def test_words_that_cover_each_other_are_found() -> None:
 
 def _overlapping(figure: Figure) -> list[tuple[str, str]]:
     """Pairs of texts whose boxes overlap, and texts that leave the figure, beside nothing."""
-    with matplotlib.rc_context(chart_style.STYLE):
+    with matplotlib.rc_context(charts.STYLE):
         FigureCanvasAgg(figure).draw()
     texts = [
         it
@@ -237,14 +237,14 @@ def _unseen_ticks(figure: Figure) -> set[Text]:
 
 
 def test_methods_are_told_apart_without_colour_and_alike_everywhere() -> None:
-    look = chart_style.looks(METHODS)
+    look = charts.looks(METHODS)
     assert len({it.marker for it in look.values()}) == len({it.color for it in look.values()}) == 8
-    assert chart_style.looks(METHODS[::-1]) == look
+    assert charts.looks(METHODS[::-1]) == look
 
 
 def test_names_are_shown_as_they_stand() -> None:
-    svg = chart_style.svg_text(
-        charts.accept_length_chart({METHODS[-1]: [1, 2]}, chart_style.looks(METHODS)), "a"
+    svg = charts.svg_text(
+        charts.accept_length_chart({METHODS[-1]: [1, 2]}, charts.looks(METHODS)), "a"
     )
     assert "_$odd$ &lt;name&gt;: mean 1.50" in svg
     assert 'id="a-' in svg

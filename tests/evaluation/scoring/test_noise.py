@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from evaluation.scoring.figures import measure_runs
-from evaluation.scoring.intervals import UNKNOWN, Interval
-from evaluation.scoring.noise import (
+from evaluation.scoring.intervals import (
+    UNKNOWN,
+    Interval,
     SpeedVerdict,
     is_impossible,
     is_unsteady,
