@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,52 +99,44 @@ class GroupReport(NamedTuple):
     facts: dict[str, str]
     tables: list[Table]
     notes: list[str]
-    pairs: Table  # of the tables, each method over the next one
 
 
-@dataclass(frozen=True)
-class Leaderboard:
-    """Everything that the leaderboard shows; `published` is None if published figures are not wanted."""
+class Leaderboard(NamedTuple):
+    """Everything that the leaderboard shows."""
 
     groups: list[Group]
-    published: pd.DataFrame | None
-    left_out: list[str]  # why a file, a method or a group is not there, a line each
-    paths: list[Path]  # the files that were read
+    parts: list[GroupReport]  # of each group
+    batch_tables: list[
+        Table
+    ]  # one for each set of groups that differ in nothing but the batch size
+    published_tables: list[Table]  # one for each source and device
+    records: dict[str, Any]  # of the line of JSON
+    left_out: Sequence[str]  # why a file, a method or a group is not there, a line each
 
-    # Every format shows it, and pairs of methods are measured for it.
-    @cached_property
-    def parts(self) -> list[GroupReport]:
-        """The facts, tables and notes of each group."""
-        parts = []
-        for group, facts in zip(self.groups, group_facts(self.groups), strict=True):
-            pairs = pairs_table(group)
-            notes = group_notes(group, baseline_of(group, self.published))
-            parts.append(GroupReport(facts, group_tables(group, pairs), notes, pairs))
-        return parts
 
-    @property
-    def measured(self) -> list[dict[str, Any]]:
-        """A record for each measured method."""
-        return [
-            row
-            for group in self.groups
-            for row in measured_rows(group, baseline_of(group, self.published))
-        ]
-
-    @property
-    def batch_tables(self) -> list[Table]:
-        """A table over batch sizes for each set of groups that differ in nothing else."""
-        return batch_tables(self.groups)
-
-    @property
-    def published_records(self) -> list[dict[str, Any]]:
-        """A record for each published row."""
-        return [] if self.published is None else published_rows(self.published, self.groups)
-
-    @property
-    def published_tables(self) -> list[Table]:
-        """A table for each published source and device."""
-        return [] if self.published is None else list(published_tables(self.published, self.groups))
+def leaderboard_of(
+    groups: list[Group], published: pd.DataFrame | None = None, left_out: Sequence[str] = ()
+) -> Leaderboard:
+    """Return the tables of groups, and of published figures if there are some."""
+    parts: list[GroupReport] = []
+    measured: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    for group, facts in zip(groups, group_facts(groups), strict=True):
+        baseline = baseline_of(group, published)
+        table = pairs_table(group)
+        parts.append(GroupReport(facts, group_tables(group, table), group_notes(group, baseline)))
+        measured += measured_rows(group, baseline)
+        pairs += table.records
+    records = {
+        "alarms": alarms(groups),
+        "measured": measured,
+        "pairs": pairs,
+        "notes": [note for part in parts for note in part.notes],
+        "left_out": left_out,
+        "published": [] if published is None else published_rows(published, groups),
+    }
+    shown = [] if published is None else list(published_tables(published, groups))
+    return Leaderboard(groups, parts, batch_tables(groups), shown, records, left_out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,46 +153,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     left_out: list[str] = []
     answers = load_all(paths, options.paths, left_out, categories)
     groups = group_answers(answers, options.base, left_out)
-    board = Leaderboard(groups, published, left_out, paths)
-    writers = {
-        "markdown": lambda board: text_of(board) + "\n",
-        "latex": _latex,
-        "csv": lambda board: csv_text(board.measured, board.published_records, board.left_out),
-        "questions_csv": lambda board: questions_csv(board.groups),
-        "json": _json,
-        "html": _html,
-        "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
+    board = leaderboard_of(groups, published, left_out)
+    json_text = json_line(board.records) + "\n"
+    writers: dict[str, Callable[[], str]] = {
+        "markdown": lambda: text_of(board) + "\n",
+        "latex": lambda: _latex(board, paths),
+        "csv": lambda: csv_text(board.records["measured"], board.records["published"], left_out),
+        "questions_csv": lambda: questions_csv(groups),
+        "json": lambda: json_text,
+        "html": lambda: _html(board),
+        "spec_bench_csv": lambda: spec_bench_csv(groups),
     }
-    contents = {name: writers[name](board) for name in files}
+    contents = {path: writers[name]() for name, path in files.items()}
     if options.out:
         make_folder(options.out)
     # Before anything is printed: a reader such as head may close the pipe.
-    failures = {path: _failure(path, contents[name]) for name, path in files.items()}
+    written, failures = [], []
+    for path, content in contents.items():
+        try:
+            write_whole(path, content)
+            written.append(path)
+        except UserError as error:  # the tables are still to be shown
+            failures.append(error)
     warnings = [f"left out: {reason}" for reason in left_out]
     for warning in [*warnings, *(text for group in groups for text in group.warnings)]:
         print(f"WARNING: {warning}", file=sys.stderr)
-    for path, failure in failures.items():
-        if failure is None:
-            print(f"wrote {path}", file=sys.stderr)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
     print(text_of(board))
-    print(_json(board), end="")
-    for failure in filter(None, failures.values()):
+    print(json_text, end="")
+    for failure in failures:
         raise failure
     return 0
 
 
-def _failure(path: Path, content: str) -> UserError | None:
-    """Write a file; return why it could not be written: the tables are still to be shown."""
-    try:
-        write_whole(path, content)
-    except UserError as error:
-        return error
-    return None
-
-
 def text_of(board: Leaderboard) -> str:
     """Return the tables of all groups, each with caption and notes, and below them the published ones."""
-    parts = [f"**{alarm}**" for alarm in alarms(board.groups)]
+    parts = [f"**{alarm}**" for alarm in board.records["alarms"]]
     for part in board.parts:
         parts.append(group_caption(part.facts))
         for table in part.tables:
@@ -210,7 +197,7 @@ def text_of(board: Leaderboard) -> str:
         parts.append("\n".join(f"- {note}" for note in part.notes))
     for table in board.batch_tables:
         parts += [table.caption, table.markdown]
-    parts.append("\n".join(_left_out_notes(board)))
+    parts.append("\n".join(f"- Left out: {reason}" for reason in board.left_out))
     if board.published_tables:
         parts.append(f"## {PUBLISHED_HEADING}")
     for table in board.published_tables:
@@ -218,11 +205,7 @@ def text_of(board: Leaderboard) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _left_out_notes(board: Leaderboard) -> list[str]:
-    return [f"- Left out: {reason}" for reason in board.left_out]
-
-
-def _latex(board: Leaderboard) -> str:
+def _latex(board: Leaderboard, paths: Sequence[Path]) -> str:
     """Return the tables as floats; a group's conditions are in its captions, its notes below its first."""
     tables = [
         table._replace(
@@ -232,28 +215,16 @@ def _latex(board: Leaderboard) -> str:
         for part in board.parts
         for place, table in enumerate(part.tables)
     ]
-    above = [*alarms(board.groups), *(f"Left out: {reason}" for reason in board.left_out)]
+    above = [*board.records["alarms"], *(f"Left out: {reason}" for reason in board.left_out)]
     tables[0] = tables[0]._replace(notes=[*above, *tables[0].notes])
     # A paper names files, not the folders of one machine; the longest first, since one may hold another.
-    folders = sorted({f"{path.parent}/" for path in board.paths}, key=len, reverse=True)
+    folders = sorted({f"{path.parent}/" for path in paths}, key=len, reverse=True)
     for place, table in enumerate(tables):
         notes = "\n".join(table.notes)
         for folder in folders:
             notes = notes.replace(folder, "")
         tables[place] = table._replace(notes=notes.splitlines())
     return latex_text([*tables, *board.batch_tables, *board.published_tables])
-
-
-def _json(board: Leaderboard) -> str:
-    report = {
-        "alarms": alarms(board.groups),
-        "measured": board.measured,
-        "pairs": [record for part in board.parts for record in part.pairs.records],
-        "notes": [note for part in board.parts for note in part.notes],
-        "left_out": board.left_out,
-        "published": board.published_records,
-    }
-    return json_line(report) + "\n"
 
 
 def _html(board: Leaderboard) -> str:
@@ -273,10 +244,10 @@ def _html(board: Leaderboard) -> str:
     if board.batch_tables:
         sections.append(Section("By batch size", tables=board.batch_tables))
     if board.left_out:
-        sections.append(Section("Left out", notes=board.left_out))
-    if board.published is not None:
+        sections.append(Section("Left out", notes=list(board.left_out)))
+    if board.published_tables:
         sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))
-    return page_text(TITLE, INTRODUCTION, sections, alarms(board.groups))
+    return page_text(TITLE, INTRODUCTION, sections, board.records["alarms"])
 
 
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:

@@ -12,7 +12,6 @@ Run:
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +37,6 @@ from evaluation.scoring.figures import (
     left_out_text,
     measure_runs,
 )
-from evaluation.scoring.groups import AnswerFile
 from evaluation.scoring.intervals import TOO_FEW, prefill_gap, prefill_warnings
 from evaluation.scoring.per_question import (
     Tokenizer,
@@ -51,52 +49,44 @@ from model.commands.command_line import OptionParser, UserError, first_line, run
 COUNTED = ("drafted", "accepted")
 
 
-class Column(NamedTuple):
-    """A figure in a table, with the speed-up's interval beside it if it has one."""
-
-    title: str
-    name: str
-    unit: str = ""
-
-
 class Ruler(NamedTuple):
-    """A table of its own: how rows were counted, and the figures."""
+    """A table of its own."""
 
     title: str
-    counted: str
-    columns: tuple[Column, ...]
+    counted: str  # what its column of numbers counts: rows or questions
+    columns: dict[str, str]  # figures by the titles of their columns
 
 
 RULERS = {
     "legacy": Ruler(
         "Legacy ruler (Spec-Bench's arithmetic)",
         "rows",
-        (
-            Column("#Mean accepted tokens", "mean_accepted_tokens"),
-            Column("Tokens/s", "tokens_per_second"),
-            Column("Baseline tokens/s", "base_tokens_per_second"),
-            Column("Speed-up", "speedup", "x"),
-        ),
+        {
+            "#Mean accepted tokens": "mean_accepted_tokens",
+            "Tokens/s": "tokens_per_second",
+            "Baseline tokens/s": "base_tokens_per_second",
+            "Speed-up": "speedup",
+        },
     ),
     "exact": Ruler(
         "Exact ruler (token-weighted, sound rows on both sides)",
         "questions",
-        (
-            Column("MAT", "exact_mean_accepted_tokens"),
-            Column("Tokens/s", "exact_tokens_per_second"),
-            Column("Baseline tokens/s", "exact_base_tokens_per_second"),
-            Column("Speed-up", "exact_speedup", "x"),
-            Column("Decode tokens/s", "decode_tokens_per_second"),
-            Column("Decode speed-up", "decode_speedup", "x"),
-            Column("Break-even MAT", "break_even_mat"),
-            Column("CPU ms / token", "cpu_ms_per_token"),
-            Column("Baseline CPU ms / token", "base_cpu_ms_per_token"),
-            Column("CPU ratio", "cpu_ratio", "x"),
-        ),
+        {
+            "MAT": "exact_mean_accepted_tokens",
+            "Tokens/s": "exact_tokens_per_second",
+            "Baseline tokens/s": "exact_base_tokens_per_second",
+            "Speed-up": "exact_speedup",
+            "Decode tokens/s": "decode_tokens_per_second",
+            "Decode speed-up": "decode_speedup",
+            "Break-even MAT": "break_even_mat",
+            "CPU ms / token": "cpu_ms_per_token",
+            "Baseline CPU ms / token": "base_cpu_ms_per_token",
+            "CPU ratio": "cpu_ratio",
+        },
     ),
 }
-
-
+# Figures that are so many times the baseline's.
+RATIOS = (*INTERVALS, "cpu_ratio")
 EXAMPLES = """\
 examples:
   python -m evaluation.speed --file-path recycling.jsonl --base-path vanilla.jsonl
@@ -127,11 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     unequal = prefill_warnings([gap for gap in gaps if gap])
     for text in unequal:
         print(f"WARNING: {text}", file=sys.stderr)
-    limit = options.max_new_tokens
-    runs = [
-        (_frame(files[path], limit, None), _frame(files[base], limit, tokenizer))
-        for path, base in pairs
-    ]
+
+    def frame(path: str, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
+        limit = options.max_new_tokens or files[path].record.max_new_tokens
+        return question_frame(files[path].rows, limit, tokenizer)
+
+    runs = [(frame(path), frame(base, tokenizer)) for path, base in pairs]
     figures = measure_runs(runs, pairs[0])
     equality = equality_of_files((files[path], files[base]) for path, base in pairs)
     if equality.is_broken:
@@ -239,10 +230,6 @@ def _load_tokenizer(path: str) -> Tokenizer:
         raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 
 
-def _frame(file: AnswerFile, limit: int | None, tokenizer: Tokenizer | None) -> pd.DataFrame:
-    return question_frame(file.rows, limit or file.record.max_new_tokens, tokenizer)
-
-
 def _notes(
     pairs: Sequence[tuple[str, str]],
     runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
@@ -267,32 +254,27 @@ def _equality_text(equality: Equality) -> str:
 
 def _ruler_table(figures: RunFigures, ruler: Ruler) -> str:
     """Return a ruler's table, one row a task, speed-ups with intervals; CPU time where the answers have it."""
-    columns = [
-        column
-        for column in ruler.columns
-        if "cpu" not in column.name or figures.mean[column.name].notna().any()
-    ]
+    columns = {
+        title: name
+        for title, name in ruler.columns.items()
+        if "cpu" not in name or figures.mean[name].notna().any()
+    }
     header = ["Task", "Questions"]
-    for column in columns:
-        header += [column.title] + (["95%"] if column.name in INTERVALS else [])
+    for title, name in columns.items():
+        header += [title] + (["95%"] if name in INTERVALS else [])
     rows = []
     for task in figures.mean.index:
         row = [task_title(task), f"{figures.figure(task, ruler.counted):.0f}"]
-        for column in columns:
-            value, spread = figures.figure(task, column.name), figures.spread(task, column.name)
-            row.append(figure_text(value, spread, column.unit))
-            if column.name in INTERVALS:
-                row.append(_interval_cell(figures, task, column.name))
+        for name in columns.values():
+            unit = "x" if name in RATIOS else ""
+            row.append(figure_text(figures.figure(task, name), figures.spread(task, name), unit))
+            if name in INTERVALS:
+                interval = figures.interval(task, name)
+                bounds = bounds_text(interval) if interval.is_known else "-"
+                is_same = interval.is_known and not interval.excludes_one
+                row.append(f"{bounds} not different" if is_same else bounds)
         rows.append(row)
     return markdown_table(header, rows)
-
-
-def _interval_cell(figures: RunFigures, task: str, name: str) -> str:
-    """Return the interval, marked where it does not tell the method from the baseline."""
-    interval = figures.interval(task, name)
-    if math.isnan(interval.low):
-        return "-"
-    return bounds_text(interval) + ("" if interval.excludes_one else " not different")
 
 
 def _drafting_report(rows: Sequence[AnswerRow]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from evaluation.leaderboard import Leaderboard, text_of
+from evaluation.leaderboard import leaderboard_of, text_of
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
@@ -100,8 +100,7 @@ def report(packs: Sequence[Path]) -> str:
     """Return the leaderboard's tables and notes of each group."""
     texts = []
     for groups, folder in map(groups_of, packs):
-        board = Leaderboard(groups, published=None, left_out=[], paths=[])
-        texts.append(text_of(board).replace(folder, ""))
+        texts.append(text_of(leaderboard_of(groups)).replace(folder, ""))
     return "\n\n".join(texts)
 
 
