@@ -125,17 +125,20 @@ def _answer_difference(
                 cause = f"the turn is {ERROR_TEXT!r} in both files: it raised an error"
                 failure = failure or Difference(**where, turn=turn, cause=cause, is_failure=True)
                 continue
+            found: dict[str, Any] | None
             if has_ids:
                 comparison.num_turns_by_ids += 1
                 ids, other_ids = choice.token_ids[turn], other_choice.token_ids[turn]
                 found = _token_difference(ids, other_ids, (text, other_text))
                 if found and text == other_text:
-                    found |= _beside_text(choice, other_choice, turn, with_cause=False)
+                    beside = _difference_beside_text(choice, other_choice, turn)
+                    if beside:
+                        cause = f"tokens differ: {beside['cause']}"
+                        found |= {"cause": cause, "texts": beside["excerpts"]}
             else:
                 comparison.num_turns_by_text += 1
-                found = _text_difference(text, other_text) or (
-                    _beside_text(choice, other_choice, turn, with_cause=True)
-                )
+                found = _character_difference("texts differ", text, other_text)
+                found = found or _difference_beside_text(choice, other_choice, turn)
             if found:
                 first = first or Difference(**where, turn=turn, **found)
     return first or failure
@@ -163,26 +166,19 @@ def _token_difference(
     }
 
 
-def _beside_text(choice: Choice, other: Choice, turn: int, with_cause: bool) -> dict[str, Any]:
-    """Return where two turns of equal text differ: in the thoughts before it, or in tool calls; empty if nowhere.
+def _character_difference(cause: str, text: str, other_text: str) -> dict[str, Any] | None:
+    if text == other_text:
+        return None
+    position = _first_difference(text, other_text)
+    excerpts = (_text_around(text, position), _text_around(other_text, position))
+    return {"cause": cause, "unit": "character", "position": position, "excerpts": excerpts}
 
-    `with_cause`: as a difference of its own; else as the excerpts of one that token ids show.
-    """
-    for what, mine, theirs in _parts_beside_text(choice, other, turn):
-        if mine == theirs:
-            continue
-        position = _first_difference(mine, theirs)
-        excerpts = (_text_around(mine, position), _text_around(theirs, position))
-        cause = f"{what} differ"
-        if not with_cause:
-            return {"cause": f"tokens differ: {cause}", "texts": excerpts}
-        return {
-            "cause": cause,
-            "unit": "character",
-            "position": position,
-            "excerpts": excerpts,
-        }
-    return {}
+
+def _difference_beside_text(choice: Choice, other: Choice, turn: int) -> dict[str, Any] | None:
+    """Return where two turns differ in the thoughts before the text, or in tool calls."""
+    parts = _parts_beside_text(choice, other, turn)
+    found = (_character_difference(f"{what} differ", *pair) for what, *pair in parts)
+    return next(filter(None, found), None)
 
 
 def _parts_beside_text(choice: Choice, other: Choice, turn: int) -> Iterator[tuple[str, str, str]]:
@@ -197,18 +193,6 @@ def _parts_beside_text(choice: Choice, other: Choice, turn: int) -> Iterator[tup
         name = mine[0] or theirs[0]
         yield f"names of tool call {index}", mine[0], theirs[0]
         yield f"arguments of tool call {index} ({name})", mine[1], theirs[1]
-
-
-def _text_difference(text: str, other_text: str) -> dict[str, Any] | None:
-    if text == other_text:
-        return None
-    position = _first_difference(text, other_text)
-    return {
-        "cause": "texts differ",
-        "unit": "character",
-        "position": position,
-        "excerpts": (_text_around(text, position), _text_around(other_text, position)),
-    }
 
 
 def _first_difference(values: Sequence[Any], other_values: Sequence[Any]) -> int:

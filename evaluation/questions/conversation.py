@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fastchat.conversation import conv_templates, get_conv_template
 
@@ -36,83 +37,80 @@ class Message(NamedTuple):
     assistant: str
 
 
-class Conversation(Protocol):
+class Conversation(ABC):
     """Renders prompts for one model and reads its answers."""
 
     name: str
-    stop_ids: frozenset[int]
+    stop_ids: frozenset[int] = frozenset()
+    # Whether the tokenizer puts its special tokens before a prompt: a chat template writes them itself.
+    adds_special_tokens = True
 
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @abstractmethod
     def prompt(self, history: Sequence[Message], user: str, system: str | None = None) -> str:
         """Return the prompt for the turn `user` after `history`; without `system`, with the template's own."""
-        ...
+
+    @abstractmethod
+    def message_prompt(self, question: Question, turn: int) -> str:
+        """Return the prompt of a trajectory's turn.
+
+        Raises:
+            UserError: if the template is not for messages of any role.
+        """
 
     def prompt_ids(
         self, history: Sequence[Message], user: str, system: str | None = None
     ) -> list[int]:
         """Return the token ids of a prompt."""
-        ...
+        return self._ids(self.prompt(history, user, system))
 
     def message_ids(self, question: Question, turn: int) -> list[int]:
-        """Return the token ids of the prompt of a trajectory's turn.
+        """Return the token ids of the prompt of a trajectory's turn; errors as `message_prompt`."""
+        return self._ids(self.message_prompt(question, turn))
 
-        Raises:
-            UserError: if the template is not for messages of any role.
-        """
-        ...
+    def text(self, token_ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(
+            token_ids, skip_special_tokens=True, spaces_between_special_tokens=False
+        )
+        return text.strip()
 
-    def text(self, token_ids: Sequence[int]) -> str: ...
+    def _ids(self, prompt: str) -> list[int]:
+        return self._tokenizer(prompt, add_special_tokens=self.adds_special_tokens).input_ids
 
 
-class ChatTemplateConversation:
+class ChatTemplateConversation(Conversation):
     """The tokenizer's own chat template."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.name = "tokenizer"
-        self.stop_ids = frozenset[int]()
-        self._tokenizer = tokenizer
+    name = "tokenizer"
+    adds_special_tokens = False
 
     def prompt(self, history: Sequence[Message], user: str, system: str | None = None) -> str:
         said = [] if system is None else [("system", system)]
         for message in history:
             said += [("user", message.user), ("assistant", message.assistant)]
-        prompt: str = self._tokenizer.apply_chat_template(
-            [{"role": role, "content": text} for role, text in (*said, ("user", user))],
-            add_generation_prompt=True,
-            tokenize=False,
+        return self._rendered(
+            [{"role": role, "content": text} for role, text in (*said, ("user", user))]
         )
-        return prompt
-
-    def prompt_ids(
-        self, history: Sequence[Message], user: str, system: str | None = None
-    ) -> list[int]:
-        # The template writes the special tokens itself.
-        prompt = self.prompt(history, user, system)
-        return self._tokenizer(prompt, add_special_tokens=False).input_ids
-
-    def message_ids(self, question: Question, turn: int) -> list[int]:
-        prompt = self.message_prompt(question, turn)
-        return self._tokenizer(prompt, add_special_tokens=False).input_ids
 
     def message_prompt(self, question: Question, turn: int) -> str:
-        """Return the prompt of a trajectory's turn."""
+        messages = [_for_template(message) for message in question.before(turn)]
+        return self._rendered(messages, tools=list(question.tools) or None)
+
+    def _rendered(self, messages: list[dict[str, Any]], **tools: Any) -> str:
         prompt: str = self._tokenizer.apply_chat_template(
-            [_for_template(message) for message in question.before(turn)],
-            tools=list(question.tools) or None,
-            add_generation_prompt=True,
-            tokenize=False,
+            messages, add_generation_prompt=True, tokenize=False, **tools
         )
         return prompt
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        return _decode(self._tokenizer, token_ids)
 
-
-class FastchatConversation:
+class FastchatConversation(Conversation):
     """A template of fastchat, rendered and cut as in Spec-Bench."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
+        super().__init__(tokenizer)
         self.name = name
-        self._tokenizer = tokenizer
         template = get_conv_template(name)
         self.stop_ids = frozenset(template.stop_token_ids or ())
         stop = template.stop_str
@@ -131,19 +129,14 @@ class FastchatConversation:
         prompt: str = template.get_prompt()
         return prompt
 
-    def prompt_ids(
-        self, history: Sequence[Message], user: str, system: str | None = None
-    ) -> list[int]:
-        return self._tokenizer(self.prompt(history, user, system)).input_ids
-
-    def message_ids(self, question: Question, turn: int) -> list[int]:
+    def message_prompt(self, question: Question, turn: int) -> str:
         raise UserError(
             f"conv_template: got {self.name} with trajectories of messages; allowed: tokenizer, for a model with a "
             "chat template"
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
-        text = _decode(self._tokenizer, token_ids)
+        text = super().text(token_ids)
         for stop in self._stop_strings:
             if text.find(stop) > 0:
                 text = text[: text.find(stop)].strip()
@@ -230,11 +223,10 @@ def check_messages(conversation: Conversation, questions: Sequence[Question]) ->
         if not question.messages:
             continue
         last = len(question.turns) - 1
-        if not isinstance(conversation, ChatTemplateConversation):
-            conversation.message_ids(question, last)  # says what is allowed
-            continue
         try:
             prompt = conversation.message_prompt(question, last)
+        except UserError:
+            raise
         except Exception as error:  # Jinja's, or whatever a template raises
             raise UserError(
                 f"question {question.question_id!r}: the chat template says: {first_line(error)}"
@@ -261,10 +253,3 @@ def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
     with suppress(ValueError, TypeError):  # generated, so that it need not be JSON
         function = {**function, "arguments": json.loads(function["arguments"])}
     return {**call, "function": function}
-
-
-def _decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    text = tokenizer.decode(
-        token_ids, skip_special_tokens=True, spaces_between_special_tokens=False
-    )
-    return text.strip()
