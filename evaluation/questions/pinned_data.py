@@ -139,7 +139,7 @@ ELSEWHERE = {
         "comes under its owners' licence and is put together by their own script "
         "(github.com/NVIDIA/Model-Optimizer, examples/specdec_bench); give its questions as JSON lines "
         "with --question-file"
-    ),
+    )
 }
 
 

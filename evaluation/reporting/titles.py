@@ -40,10 +40,7 @@ TASK_TITLES = {
     "overall": "Overall",
 }
 # Titles of columns beside which a category of anybody's stands.
-TAKEN_TITLES = {
-    *TASK_TITLES.values(),
-    *("Models", "#Mean accepted tokens", "Measured"),
-}
+TAKEN_TITLES = {*TASK_TITLES.values(), *("Models", "#Mean accepted tokens", "Measured")}
 BENCH_TITLES = {
     "spec_bench": "Spec-Bench",
     "mt_bench": "MT-bench",

@@ -24,13 +24,7 @@ import pandas as pd
 from evaluation.answers.answer_file import Categories, read_lines
 from evaluation.answers.record import BASELINE, NOISE_FLOOR, RunRecord, Use
 from evaluation.scoring.equality import Equality, equality_of, read_ties
-from evaluation.scoring.figures import (
-    CODE,
-    OVERALL,
-    RunFigures,
-    left_out_text,
-    measure_runs,
-)
+from evaluation.scoring.figures import CODE, OVERALL, RunFigures, left_out_text, measure_runs
 from evaluation.scoring.groups import (
     MBPP,
     PLAIN,
@@ -311,11 +305,7 @@ def _notes(file: AnswerFile, base_file: AnswerFile, figures: pd.DataFrame) -> li
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(figures, names)
     frame = file.frame
-    found = (
-        left_out,
-        used_defects_text(frame, names[0]),
-        uncategorised_text(frame, names[0]),
-    )
+    found = (left_out, used_defects_text(frame, names[0]), uncategorised_text(frame, names[0]))
     return [note for note in found if note]
 
 

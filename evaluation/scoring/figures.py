@@ -25,13 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from evaluation.scoring.intervals import (
-    CONFIDENCE,
-    UNKNOWN,
-    Interval,
-    RatioOfSums,
-    paired_interval,
-)
+from evaluation.scoring.intervals import CONFIDENCE, UNKNOWN, Interval, RatioOfSums, paired_interval
 from evaluation.scoring.per_question import OVERALL, pair_questions
 
 SPEC_BENCH_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
