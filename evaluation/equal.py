@@ -118,7 +118,7 @@ def _compared(
         "jsonfile1": str(path),
         "jsonfile2": str(other),
         "questions": comparison.num_questions,
-        "turns": comparison.num_turns_by_ids + comparison.num_turns_by_text,
+        "turns": comparison.num_turns,
         "turns_by_token_ids": comparison.num_turns_by_ids,
         "turns_by_text": comparison.num_turns_by_text,
         "differing_questions": len(differences),
@@ -163,13 +163,12 @@ def _file_judge(
 def _verdict(comparison: Comparison, names: tuple[str, str]) -> str:
     failed = _failures(comparison)
     if not comparison.differences:
-        num_turns = comparison.num_turns_by_ids + comparison.num_turns_by_text
         equal = (
-            f"Equal: {comparison.num_questions - len(comparison.failures)} questions, {num_turns} turns "
+            f"Equal: {comparison.num_questions - len(comparison.failures)} questions, {comparison.num_turns} turns "
             f"({comparison.num_turns_by_ids} by token ids, {comparison.num_turns_by_text} by text)"
         )
         lines = [f"Not comparable: {line}" for line in failed]
-        return "\n".join([*lines, *([equal] if num_turns or not lines else [])])
+        return "\n".join([*lines, *([equal] if comparison.num_turns or not lines else [])])
     first = comparison.differences[0]
     lines = [
         f"Not equal: {len(comparison.differences)} of {comparison.num_questions} questions differ",
@@ -254,13 +253,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     judges = [name for name in ("model_path", "judge_url") if getattr(options, name) is not None]
     if len(judges) > 1:
         raise UserError("model_path, judge_url: got both; leave one of them out")
-    needed = dict.fromkeys(("served_dtype", *JUDGING), "model_path")
-    needed |= dict.fromkeys(SERVER, "judge_url")
-    needed |= dict.fromkeys(("question_file", "keep_verdict"), "model_path")
-    for name, judge in needed.items():
-        is_enough = judges if name in ("question_file", "keep_verdict") else judge in judges
-        if getattr(options, name, None) is not None and not is_enough:
-            flag = judge.replace("_", "-")
+    needed = {
+        **dict.fromkeys(("served_dtype", *JUDGING), ("model_path",)),
+        **dict.fromkeys(SERVER, ("judge_url",)),
+        **dict.fromkeys(("question_file", "keep_verdict"), ("model_path", "judge_url")),
+    }
+    for name, of_judges in needed.items():
+        if getattr(options, name, None) is not None and set(of_judges).isdisjoint(judges):
+            flag = of_judges[0].replace("_", "-")
             raise UserError(f"{name}: got it without --{flag}; leave it out, or give both")
     if options.file_path is not None and not Path(options.file_path).is_dir():
         raise UserError(f"file_path: got {options.file_path}; allowed: an existing folder")

@@ -65,11 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_shard(path: Path) -> Shard:
-    """Read the answers and the sidecar of a shard.
-
-    Raises:
-        UserError: if it is not a shard, or its run is not finished.
-    """
     rows, record = read_answers(path), RunRecord.read(path)
     index, slash, count = str(record.shard).partition("/")
     if not slash or not index.isdecimal() or not count.isdecimal():
@@ -83,11 +78,7 @@ def _read_shard(path: Path) -> Shard:
 
 
 def _check_together(shards: Sequence[Shard]) -> None:
-    """Refuse shards that are not the whole of one run.
-
-    Raises:
-        UserError: if one is missing or twice there, or of another run.
-    """
+    """Refuse shards that are not the whole of one run."""
     first = shards[0]
     expected = list(range(1, first.count + 1))
     found = [shard.index for shard in shards]
@@ -104,11 +95,7 @@ def _check_together(shards: Sequence[Shard]) -> None:
 
 
 def _check_counts(shards: Sequence[Shard]) -> None:
-    """Refuse shards of which one has lost rows: questions are dealt out in turn.
-
-    Raises:
-        UserError: if their numbers of answers cannot be those of one run.
-    """
+    """Refuse shards of which one has lost rows: questions are dealt out in turn."""
     counts = [len(shard.rows) for shard in shards]
     if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
         found = ", ".join(
@@ -121,11 +108,7 @@ def _check_counts(shards: Sequence[Shard]) -> None:
 
 
 def _merged_rows(shards: Sequence[Shard]) -> list[AnswerRow]:
-    """Return all rows by question id, each with its shard and its place in it.
-
-    Raises:
-        UserError: if two shards answer the same question.
-    """
+    """Return all rows by question id, each with its shard and its place in it."""
     rows: dict[int | str, AnswerRow] = {}
     for shard in shards:
         for index, row in enumerate(shard.rows):

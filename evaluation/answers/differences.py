@@ -53,6 +53,10 @@ class Comparison:
     differences: list[Difference]
     failures: list[Difference]
 
+    @property
+    def num_turns(self) -> int:
+        return self.num_turns_by_ids + self.num_turns_by_text
+
 
 def compare_answers(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) -> Comparison:
     """Compare two files' rows, in the first file's order and then what only the second holds.

@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from evaluation.scoring.intervals import CONFIDENCE, UNKNOWN, Interval, RatioOfSums, paired_interval
@@ -53,7 +52,7 @@ class RunFigures(NamedTuple):
     deviation: pd.DataFrame  # standard deviation (ddof=1) of every figure, NaN for a single run
     num_runs: int
     intervals: pd.DataFrame  # columns `INTERVALS`: a 95% `Interval` over questions of each speed-up
-    of_runs: tuple[pd.DataFrame, ...]  # the `run_figures` of each run
+    of_runs: tuple[pd.DataFrame, ...]  # the same figures of each run
 
     def figure(self, task: str, name: str) -> float:
         """Return one mean, NaN if the task does not occur."""
@@ -121,31 +120,30 @@ def measure_runs(
             baseline's.
         names: the names of the two sides in errors, such as their file names.
         confidence: of the intervals.
+
+    Raises:
+        UserError: if the files answer different questions, or none has figures in both.
     """
-    figures = [run_figures(frame, base, names) for frame, base in runs]
+    paired = [pair_questions(frame, base, names) for frame, base in runs]
+    figures = [_run_figures(*run, pairs) for run, pairs in zip(runs, paired, strict=True)]
     tables = pd.concat(figures).groupby(level=0)
     order = in_task_order(task for run in figures for task in run.index)
     fewest = tables[["questions", *LEGACY_COUNTS]].min()
     most = tables[list(COUNTS[1:])].max()
     values = tables[[*FIGURES, *EXACT_FIGURES]]
     mean = pd.concat((fewest, most, values.mean()), axis=1)[list(figures[0].columns)]
-    pairs = pd.concat([pair_questions(frame, base, names) for frame, base in runs])
     intervals = pd.DataFrame(
-        {task: _intervals(part, confidence) for task, part in _by_task(pairs).items()},
+        {task: _intervals(part, confidence) for task, part in _by_task(pd.concat(paired)).items()},
         index=list(INTERVALS),
     ).T
     deviation = values.std(ddof=1).loc[order]
     return RunFigures(mean.loc[order], deviation, len(runs), intervals, tuple(figures))
 
 
-def run_figures(
-    frame: pd.DataFrame,
-    base_frame: pd.DataFrame,
-    names: tuple[str, str] = ("the answers", "the baseline"),
+def _run_figures(
+    frame: pd.DataFrame, base_frame: pd.DataFrame, pairs: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the figures of one run, one row for each task that occurs.
-
-    `overall` is as `counts_code` says. Arguments are those of `measure_runs`.
+    """Return the figures of one run, one row for each task that occurs; `overall` is as `counts_code` says.
 
     Returns:
         Index: task, in Spec-Bench's order. `COUNTS`: questions with sound rows on both sides,
@@ -154,11 +152,7 @@ def run_figures(
         the same, exactly; tokens/s and speed-up of decoding alone, NaN where a writer did not time
         it; the mean accepted tokens at which that speed-up would be 1; CPU milliseconds of the
         process for a token, and their ratio to the baseline's.
-
-    Raises:
-        UserError: if the files answer different questions, or none has figures in both.
     """
-    pairs = pair_questions(frame, base_frame, names)
     exact = {task: _exact_figures(part) for task, part in _by_task(pairs).items()}
     with_code = counts_code(pairs["task"])
     tasks, base_tasks = (_by_task(side, with_code) for side in (frame, base_frame))
@@ -174,7 +168,7 @@ def run_figures(
 
 
 def left_out_text(figures: pd.DataFrame, names: tuple[str, str]) -> str | None:
-    """Say how many questions of `run_figures` exact figures leave out and why; None if they use every one.
+    """Say how many questions of a run exact figures leave out and why; None if they use every one.
 
     `names` are those of the method's and the baseline's answers.
     """
@@ -237,14 +231,16 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
         is_counted = is_counted | part[cause]
     # A sum with an unknown part is unknown.
     total = used[[prefix + name for name in WORK for prefix in ("", "base_")]].sum(skipna=False)
-    mat = _quotient(total["accepted"], total["steps"])
-    speed = _quotient(total["tokens"], total["seconds"])
-    base_speed = _quotient(total["base_tokens"], total["base_seconds"])
-    decode_speed = _quotient(total["tokens"], total["decode_seconds"])
-    base_decode_speed = _quotient(total["base_tokens"], total["base_decode_seconds"])
+
+    def per(over: str, under: str) -> float:
+        return _quotient(total[over], total[under])
+
+    mat = per("accepted", "steps")
+    speed, base_speed = per("tokens", "seconds"), per("base_tokens", "base_seconds")
+    decode_speed = per("tokens", "decode_seconds")
+    base_decode_speed = per("base_tokens", "base_decode_seconds")
     decode_speedup = _quotient(decode_speed, base_decode_speed)
-    cpu = 1000 * _quotient(total["cpu_seconds"], total["tokens"])
-    base_cpu = 1000 * _quotient(total["base_cpu_seconds"], total["base_tokens"])
+    cpu, base_cpu = per("cpu_seconds", "tokens"), per("base_cpu_seconds", "base_tokens")
     return figures | {
         "exact_mean_accepted_tokens": mat,
         "exact_tokens_per_second": speed,
@@ -254,9 +250,9 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
         "base_decode_tokens_per_second": base_decode_speed,
         "decode_speedup": decode_speedup,
         "break_even_mat": _quotient(mat, decode_speedup),
-        "cpu_ms_per_token": cpu,
-        "base_cpu_ms_per_token": base_cpu,
-        "cpu_ratio": _quotient(cpu, base_cpu),
+        "cpu_ms_per_token": 1000 * cpu,
+        "base_cpu_ms_per_token": 1000 * base_cpu,
+        "cpu_ratio": _quotient(1000 * cpu, 1000 * base_cpu),
     }
 
 
@@ -269,29 +265,20 @@ def _intervals(part: pd.DataFrame, confidence: float) -> dict[str, Interval]:
     usable = part[part["is_usable"].eq(True) & part["base_is_usable"].eq(True)]
     exact = part[part["is_used"]]
 
-    def of_rates(seconds: str) -> Interval:
-        names = ["tokens", seconds, "base_tokens", f"base_{seconds}"]
-        samples = _by_question(exact[names])
-        return (
-            UNKNOWN
-            if samples is None
-            else paired_interval(RatioOfSums.of_rates(*samples), confidence)
+    def interval(frame: pd.DataFrame, over: Sequence[str], under: Sequence[str]) -> Interval:
+        questions = frame[[*over, *under]].groupby(level=0).mean()
+        if questions.isna().any(axis=None):
+            return UNKNOWN
+        ratio = RatioOfSums(
+            *([questions[name].to_numpy() for name in side] for side in (over, under))
         )
+        return paired_interval(ratio, confidence)
 
-    rates = _by_question(usable[["rate", "base_rate"]])
-    speedup = (
-        UNKNOWN if rates is None else paired_interval(RatioOfSums(rates[:1], rates[1:]), confidence)
-    )
+    def of_rates(seconds: str) -> Interval:
+        return interval(exact, ("tokens", f"base_{seconds}"), (seconds, "base_tokens"))
+
     return {
-        "speedup": speedup,
+        "speedup": interval(usable, ["rate"], ["base_rate"]),
         "exact_speedup": of_rates("seconds"),
         "decode_speedup": of_rates("decode_seconds"),
     }
-
-
-def _by_question(values: pd.DataFrame) -> list[np.ndarray] | None:
-    """Return each column's mean over runs, by question; None if any is not known."""
-    questions = values.groupby(level=0).mean()
-    if questions.isna().any(axis=None):
-        return None
-    return [questions[name].to_numpy() for name in questions]

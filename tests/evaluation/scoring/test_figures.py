@@ -22,7 +22,6 @@ from evaluation.scoring.figures import (
     in_task_order,
     left_out_text,
     measure_runs,
-    run_figures,
 )
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import (
@@ -44,6 +43,12 @@ def question_frame(
     tokenizer: per_question.Tokenizer | None = None,
 ) -> pd.DataFrame:
     return per_question.question_frame(answer_rows(rows), max_new_tokens, tokenizer)
+
+
+def run_figures(
+    frame: pd.DataFrame, base_frame: pd.DataFrame, names: tuple[str, str] = NAMES
+) -> pd.DataFrame:
+    return measure_runs([(frame, base_frame)], names).of_runs[0]
 
 
 def _figures(rows: list[Row], base_rows: list[Row], names: tuple[str, str] = NAMES) -> pd.DataFrame:
