@@ -16,7 +16,13 @@ from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
 from evaluation.reporting.serving_table import serving_table
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
-from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
+from evaluation.reporting.titles import (
+    entry_titles,
+    group_facts,
+    method_title,
+    short_titles,
+    task_title,
+)
 from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import (
     CODE,
@@ -30,6 +36,7 @@ from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_nam
 from evaluation.scoring.intervals import UNKNOWN, Interval
 from evaluation.scoring.per_question import SPEED_BENCH_MARK, pair_questions
 
+EXACT_SPEEDUPS = ("exact_speedup", "decode_speedup")
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
 # Of the frames of `evaluation.scoring.per_question`.
 QUESTION_COLUMNS = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")
@@ -49,9 +56,9 @@ def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseli
 
 def group_tables(group: Group, pairs: Table) -> list[Table]:
     """Return a group's tables: as Spec-Bench counts, exact figures, its `pairs_table`, and acceptance of drafts."""
-    titles = entry_titles(group)
+    titles = short_titles(group)
     served = {
-        titles[row.entry.label].short: [answer for file in row.entry.files for answer in file.rows]
+        titles[row.entry.label]: [answer for file in row.entry.files for answer in file.rows]
         for row in group.rows
         if row.entry.files[0].is_served
     }
@@ -66,10 +73,10 @@ def group_table(group: Group) -> Table:
     is_speed_bench = SPEED_BENCH_MARK in occurring
     has_spec_bench = not (is_speed_bench or set(occurring).isdisjoint(SPEC_BENCH_TASKS))
     columns = in_task_order([*occurring, *(SPEC_BENCH_TASKS if has_spec_bench else ())])
-    titles = entry_titles(group)
+    titles = short_titles(group)
     rows = [
         [
-            Cell(titles[row.entry.label].short),
+            Cell(titles[row.entry.label]),
             *(_figure(row, task, "speedup", "x") for task in columns),
             _figure(row, OVERALL, "mean_accepted_tokens"),
             _speedup(row, group, "speedup"),
@@ -84,13 +91,13 @@ def group_table(group: Group) -> Table:
 def exact_table(group: Group) -> Table:
     """Return a group's exact figures; CPU time where the answers have it."""
     base = baseline_title(group)
-    titles = entry_titles(group)
+    titles = short_titles(group)
     header = [METHOD, "Speed-up", "Tokens/s", "Decode speed-up", "Decode tokens/s", "MAT"]
     header += ["Other answers"]
     header += ["Break-even MAT", "CPU ms / token", f"CPU / {base}"]
     rows = [
         [
-            Cell(titles[row.entry.label].short),
+            Cell(titles[row.entry.label]),
             _speedup(row, group, "exact_speedup"),
             _figure(row, OVERALL, "exact_tokens_per_second"),
             _speedup(row, group, "decode_speedup"),
@@ -109,38 +116,22 @@ def exact_table(group: Group) -> Table:
 
 def pairs_table(group: Group) -> Table:
     """Return each method over the next slower one, the baseline left out; no row where there are no two."""
-    titles = entry_titles(group)
+    titles = short_titles(group)
     rows = []
     for row, other in neighbours(group):
-        names = [Cell(titles[entry.label].short) for entry in (row.entry, other)]
+        names = [Cell(titles[entry.label]) for entry in (row.entry, other)]
         verdict = Cell(group.pair_verdict(row, other).value)
         rows.append([*names, verdict, _speedup(row, group, "exact_speedup")])
     header = [METHOD, "Over", "Verdict", "Speed-up"]
     return Table("Each method over the next one", header, rows, num_text_columns=3)
 
 
-def _question_records(group: Group) -> Iterator[dict[str, Any]]:
-    for row in group.rows:
-        for run, (file, base) in enumerate(paired_files(row.entry, group.baseline)):
-            pairs = pair_questions(file.frame, base.frame, (str(file.path), str(base.path)))
-            for pair in pairs.to_dict("records"):
-                names = [prefix + name for name in QUESTION_COLUMNS for prefix in ("", "base_")]
-                yield group.facts | {
-                    "method": row.entry.label,
-                    "run": run,
-                    "question_id": pair["question_id"],
-                    "task": pair["task"],
-                    "is_used": pair["is_used"],
-                    **{name: pair[name] for name in names},
-                }
-
-
 def drafting_table(group: Group) -> Table:
     """Return the table of accepted drafts and of the parts of a step's time; no row if not recorded."""
-    titles = entry_titles(group)
+    titles = short_titles(group)
     header = [METHOD, "Accepted %", *(f"{part.capitalize()} %" for part in PARTS)]
     rows = [
-        [Cell(titles[row.entry.label].short), *(figure_cell(100 * it) for it in steps.values())]
+        [Cell(titles[row.entry.label]), *(figure_cell(100 * it) for it in steps.values())]
         for row in group.rows
         if not all(map(math.isnan, (steps := _step_figures(row)).values()))
     ]
@@ -149,21 +140,21 @@ def drafting_table(group: Group) -> Table:
 
 
 def baseline_title(group: Group) -> str:
-    return entry_titles(group)[group.baseline.label].short
+    return short_titles(group)[group.baseline.label]
 
 
 def overview_table(groups: Sequence[Group]) -> Table:
     """Return the methods of all groups in one table; each speed-up is over its own group's baseline."""
     rows = [
         [
-            Cell(titles[row.entry.label].short),
+            Cell(titles[row.entry.label]),
             *(Cell(facts.get(name, "")) for name in OVERVIEW_FACTS),
             _figure(row, OVERALL, "mean_accepted_tokens"),
             _figure(row, OVERALL, "speedup", "x"),
             _figure(row, OVERALL, "tokens_per_second"),
         ]
         for group, facts in zip(groups, group_facts(groups), strict=True)
-        for titles in [entry_titles(group)]
+        for titles in [short_titles(group)]
         for row in group.rows
     ]
     header = [METHOD, *OVERVIEW_FACTS, MAT, OVERALL_TITLE, "Tokens/s"]
@@ -228,8 +219,15 @@ def spec_bench_csv(groups: Sequence[Group]) -> str:
 
 
 def questions_csv(groups: Sequence[Group]) -> str:
-    """Return the records of all questions as CSV."""
-    records = [record for group in groups for record in _question_records(group)]
+    """Return a line for each question, method and run: its figures and the baseline's beside them."""
+    names = [prefix + name for name in QUESTION_COLUMNS for prefix in ("", "base_")]
+    records = []
+    for group, row in [(one, row) for one in groups for row in one.rows]:
+        for run, (file, base) in enumerate(paired_files(row.entry, group.baseline)):
+            pairs = pair_questions(file.frame, base.frame, (str(file.path), str(base.path)))
+            head = group.facts | {"method": row.entry.label, "run": run}
+            shown = pairs[["question_id", "task", "is_used", *names]]
+            records += [head | pair for pair in shown.to_dict("records")]
     return csv_of(pd.DataFrame(records))
 
 
@@ -253,11 +251,10 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
         for name in ("mean_accepted_tokens", "tokens_per_second", *EXACT_FIGURES):
             row[name] = figures.figure(OVERALL, name)
             row[f"{name}_std"] = figures.spread(OVERALL, name)
-        for name in ("exact_speedup", "decode_speedup"):
-            row[f"{name}_low"], row[f"{name}_high"] = figures.interval(OVERALL, name)
-        for name in ("exact_speedup", "decode_speedup"):
-            floor = group.floor_interval(name)
-            row[f"{name}_noise_floor_low"], row[f"{name}_noise_floor_high"] = floor
+        intervals = {name: figures.interval(OVERALL, name) for name in EXACT_SPEEDUPS}
+        intervals |= {f"{name}_noise_floor": group.floor_interval(name) for name in EXACT_SPEEDUPS}
+        for name, interval in intervals.items():
+            row[f"{name}_low"], row[f"{name}_high"] = interval
         verdict = group.verdict(measured).value
         row["verdict"] = None if head["is_baseline"] else verdict
         equality = measured.equality

@@ -12,10 +12,10 @@ from evaluation.reporting.published import PublishedBaseline
 from evaluation.reporting.tables import bounds_text, figure_text
 from evaluation.reporting.titles import (
     entry_options,
-    entry_titles,
     group_facts,
     method_title,
     shared_options,
+    short_titles,
 )
 from evaluation.scoring.figures import OVERALL
 from evaluation.scoring.groups import Group, Measured
@@ -51,7 +51,7 @@ def alarms(groups: Sequence[Group]) -> list[str]:
 
 
 def _group_alarms(group: Group) -> Iterator[str]:
-    titles = {label: title.short for label, title in entry_titles(group).items()}
+    titles = short_titles(group)
     base = titles[group.baseline.label]
     for row in group.rows:
         title = titles[row.entry.label]
@@ -92,7 +92,7 @@ def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
     ]
     if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):
         notes.insert(0, INTERVALS)
-    titles = {label: title.short for label, title in entry_titles(group).items()}
+    titles = short_titles(group)
     notes += [f"{titles[row.entry.label]}: {note}" for row in group.rows for note in row.notes]
     shared = shared_options(group)
     for row in group.rows:
@@ -140,8 +140,8 @@ def _floor_notes(group: Group) -> Iterator[str]:
 
 
 def _verdict_notes(group: Group) -> Iterator[str]:
-    titles = entry_titles(group)
-    base = titles[group.baseline.label].short
+    titles = short_titles(group)
+    base = titles[group.baseline.label]
     beyond = " and the two runs' difference" if group.floor else ""
     wordings = {
         SpeedVerdict.FASTER: f"Faster than {base} (the interval of the exact speed-up lies beyond 1{beyond})",
@@ -154,7 +154,7 @@ def _verdict_notes(group: Group) -> Iterator[str]:
     }
     for verdict, wording in wordings.items():
         names = [
-            titles[row.entry.label].short
+            titles[row.entry.label]
             for row in group.rows
             if row.entry is not group.baseline and group.verdict(row) is verdict
         ]
@@ -164,12 +164,12 @@ def _verdict_notes(group: Group) -> Iterator[str]:
 
 def _rounding_notes(group: Group) -> Iterator[str]:
     """Yield a line for each entry whose answers another program gave, and not all the same."""
-    titles = entry_titles(group)
+    titles = short_titles(group)
     for row in group.rows:
         served = row.entry.files[0].is_served
         if served and row.equality.num_differing and not row.equality.is_broken:
             yield (
-                f"{titles[row.entry.label].short} has other answers to {row.equality} questions: another "
+                f"{titles[row.entry.label]} has other answers to {row.equality} questions: another "
                 "program may round otherwise; python -m evaluation.equal with --model-path and "
                 "--served-dtype judges each"
             )
@@ -177,7 +177,7 @@ def _rounding_notes(group: Group) -> Iterator[str]:
 
 def _circumstance_notes(group: Group) -> Iterator[str]:
     """Yield a line for each circumstance that the group's files do not share: it may be the reason of a ratio."""
-    titles = {label: title.short for label, title in entry_titles(group).items()}
+    titles = short_titles(group)
     base_files = group.baseline.files
     apart = [
         titles[row.entry.label]

@@ -194,6 +194,11 @@ def entry_titles(group: Group) -> dict[str, Title]:
     return titles
 
 
+def short_titles(group: Group) -> dict[str, str]:
+    """Return the name of every entry of a group for a cell, by its label."""
+    return {label: title.short for label, title in entry_titles(group).items()}
+
+
 def variant_title(entry: Entry) -> str:
     """Return an entry's name, with what its options make of the method: "Token Recycling, as published"."""
     title = method_title(entry.method)
