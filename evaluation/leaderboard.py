@@ -44,16 +44,14 @@ from evaluation.reporting.leaderboard_tables import (
 )
 from evaluation.reporting.notes import alarms, group_caption, group_notes
 from evaluation.reporting.options import (
-    add_base_option,
-    add_category_options,
+    add_answer_options,
     answer_paths,
-    given_categories,
+    given_groups,
     make_folder,
 )
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
 from evaluation.reporting.tables import Table, json_line
 from evaluation.reporting.titles import group_facts
-from evaluation.scoring.comparable import group_answers, load_all
 from evaluation.scoring.groups import Group
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import refuse_outputs, write_whole
@@ -149,10 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.published:
         devices = options.published_device or DEFAULT_DEVICES
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
-    categories = given_categories(options)
     left_out: list[str] = []
-    answers = load_all(paths, options.paths, left_out, categories)
-    groups = group_answers(answers, options.base, left_out)
+    groups = given_groups(options, paths, left_out)
     board = leaderboard_of(groups, published, left_out)
     json_text = json_line(board.records) + "\n"
     writers: dict[str, Callable[[], str]] = {
@@ -266,11 +262,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Merge answer files into one Spec-Bench-shaped table of speed-ups.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
-    )
-    add_base_option(parser)
-    add_category_options(parser)
+    add_answer_options(parser)
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,

@@ -16,14 +16,8 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from evaluation.reporting.options import (
-    add_base_option,
-    add_category_options,
-    answer_paths,
-    given_categories,
-)
+from evaluation.reporting.options import add_answer_options, answer_paths, given_groups
 from evaluation.reporting.pictures import group_pictures, write_picture
-from evaluation.scoring.comparable import group_answers, load_all
 from model.commands.command_line import OptionParser, run_command
 
 EXAMPLES = """\
@@ -36,11 +30,8 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write every picture and name the files on stdout; return the exit code."""
     options = _parse(argv)
-    paths = answer_paths(options.paths, options.base)
-    categories = given_categories(options)
     left_out: list[str] = []
-    files = load_all(paths, options.paths, left_out, categories)
-    groups = group_answers(files, options.base, left_out)
+    groups = given_groups(options, answer_paths(options.paths, options.base), left_out)
     for reason in left_out:
         print(f"WARNING: left out: {reason}", file=sys.stderr)
     for picture in chain.from_iterable(group_pictures(groups)):
@@ -55,11 +46,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Draw answer files, as PNG and SVG.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
-    )
-    add_base_option(parser)
-    add_category_options(parser)
+    add_answer_options(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the pictures")
     return parser.parse_args(argv)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from evaluation.answers.row import AnswerRow, Choice
@@ -23,44 +23,26 @@ POSITION_BIN = 256
 
 
 class TurnSteps(NamedTuple):
-    """The steps of one answer.
+    """The steps of one answer."""
 
-    Attributes:
-        request: question and choice, common to the turns of one conversation.
-        category: of the question.
-        turn: index of the turn.
-        prompt_tokens: tokens of its prompt; None if not known.
-        steps: tokens, drafted and accepted nodes of every step, and the depth of the deepest draft.
-        is_in_order: whether the steps without a draft stand where they were.
-        knows_drafts: whether it is known which steps drafted.
-    """
-
-    request: tuple[int | str, int]
+    request: tuple[int | str, int]  # question and choice, common to the turns of one conversation
     category: str
     turn: int
-    prompt_tokens: int | None
+    prompt_tokens: int | None  # None if not known
     steps: list[StepCounts]
-    is_in_order: bool = True
-    knows_drafts: bool = True
+    is_in_order: bool = True  # whether the steps without a draft stand where they were
+    knows_drafts: bool = True  # whether it is known which steps drafted
 
 
 @dataclass(slots=True)
 class AcceptanceSums:
-    """Counts over many steps; what answers do not tell is NaN.
+    """Counts over many steps; what answers do not tell is NaN."""
 
-    Attributes:
-        lengths: number of steps by the tokens that they emitted, every step counted.
-        drafts: steps that had a draft.
-        draft_tokens: drafted tokens, of trees nodes.
-        accepted: accepted drafted tokens.
-        request_means: tokens a step of each request.
-    """
-
-    lengths: Counter[int] = field(default_factory=Counter)
-    drafts: float = math.nan
-    draft_tokens: float = math.nan
-    accepted: float = math.nan
-    request_means: list[float] = field(default_factory=list)
+    lengths: Counter[int]  # number of steps by the tokens that they emitted, every step counted
+    request_means: list[float]  # tokens a step of each request
+    drafts: float = math.nan  # steps that had a draft
+    draft_tokens: float = math.nan  # of trees nodes
+    accepted: float = math.nan  # drafted tokens
 
     @property
     def num_steps(self) -> float:

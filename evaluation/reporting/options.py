@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.answers.answer_file import Categories
+from evaluation.scoring.comparable import group_answers, load_all
+from evaluation.scoring.groups import Group
 from model.commands.command_line import UserError
 
 
@@ -28,12 +30,25 @@ def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
     return [found[key] for key in sorted(found)]
 
 
-def add_base_option(parser: argparse.ArgumentParser) -> None:
+def add_answer_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `given_groups` reads."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
+    )
     parser.add_argument(
         "--base",
         metavar="METHOD_OR_FILE",
         help="the baseline: a method's name, or one of its answer files (default: vanilla)",
     )
+    add_category_options(parser)
+
+
+def given_groups(
+    options: argparse.Namespace, paths: Sequence[Path], left_out: list[str]
+) -> list[Group]:
+    """Return the groups of the files of `answer_paths`; `left_out` says what is not in them, a line each."""
+    answers = load_all(paths, options.paths, left_out, given_categories(options))
+    return group_answers(answers, options.base, left_out)
 
 
 def add_category_options(parser: argparse.ArgumentParser) -> None:

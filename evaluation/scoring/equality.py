@@ -23,21 +23,16 @@ WIDE_DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """How many answers of a method are the baseline's, over all its runs.
+    """How many answers of a method are the baseline's, over all its runs."""
 
-    Attributes:
-        num_compared: questions that both sides answered.
-        num_differing: of these, questions whose answers differ.
-        num_by_text: of these compared, questions whose texts were compared: a side has no tokens.
-        must_be_equal: whether any difference is an error.
-        num_ties: of the differing questions, those that `evaluation.equal` judged a near-tie that rounding
-            decided; None where it was not asked about every one.
-    """
-
-    num_compared: int = 0
-    num_differing: int = 0
-    num_by_text: int = 0
-    must_be_equal: bool = False
+    num_compared: int = 0  # questions that both sides answered
+    num_differing: int = 0  # of these, questions whose answers differ
+    num_by_text: int = (
+        0  # of these compared, questions whose texts were compared: a side has no tokens
+    )
+    must_be_equal: bool = False  # whether any difference is an error
+    # Of the differing questions, those that `evaluation.equal` judged a near-tie that rounding decided; None where
+    # it was not asked about every one.
     num_ties: int | None = None
 
     @property

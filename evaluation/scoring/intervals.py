@@ -52,13 +52,9 @@ UNKNOWN = Interval(math.nan, math.nan)
 
 
 class RatioOfSums(NamedTuple):
-    """A figure that is a product of sums over questions, divided by others, such as the ratio of two rates.
+    """A figure that is a product of sums over questions, divided by others, such as the ratio of two rates."""
 
-    Attributes:
-        over: what is summed above the line, each [Q]: one entry a question, all questions in one order.
-        under: what is summed below it, as many.
-    """
-
+    # What is summed above the line and below it, each [Q]: one entry a question, all questions in one order.
     over: Sequence[np.ndarray]
     under: Sequence[np.ndarray]
 
