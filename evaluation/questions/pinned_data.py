@@ -10,7 +10,7 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 from urllib.parse import urlparse
 
 _RAW = "https://raw.githubusercontent.com"
@@ -43,35 +43,17 @@ class PinnedFile:
         return urlparse(self.url).path.rpartition("/")[2]
 
 
-Row = dict[str, Any]
-
-
-def human_eval(content: bytes) -> bytes:
-    """Convert OpenAI's HumanEval.jsonl.gz: signature and docstring of a function to write."""
-    return _converted(
-        gzip.decompress(content), "code", lambda row: (row["prompt"], row["canonical_solution"])
-    )
-
-
-def gsm8k(content: bytes) -> bytes:
-    """Convert OpenAI's grade-school maths, test.jsonl."""
-    return _converted(content, "math_reasoning", lambda row: (row["question"], row["answer"]))
-
-
-def math500(content: bytes) -> bytes:
-    """Convert the 500 problems of MATH that PRM800K holds out, test.jsonl."""
-    return _converted(content, "math_reasoning", lambda row: (row["problem"], row["solution"]))
-
-
-def _converted(content: bytes, category: str, parts: Callable[[Row], tuple[str, str]]) -> bytes:
-    """Return question.jsonl, with turn and reference of each line as `parts` finds them."""
+def _converted(content: bytes, category: str, turn: str, reference: str) -> bytes:
+    """Return question.jsonl; the turn and the reference of a published row have these keys."""
+    if content.startswith(b"\x1f\x8b"):
+        content = gzip.decompress(content)
     # Not splitlines: it would cut at separators that JSON strings may hold.
     lines = [line for line in content.decode("utf-8").split("\n") if line]
     rows = []
     for question_id, line in enumerate(lines, start=1):
-        turn, reference = parts(json.loads(line))
-        row = {"question_id": question_id, "category": category, "turns": [turn]}
-        rows.append(json.dumps(row | {"reference": [reference]}, ensure_ascii=False) + "\n")
+        found = json.loads(line)
+        row = {"question_id": question_id, "category": category, "turns": [found[turn]]}
+        rows.append(json.dumps(row | {"reference": [found[reference]]}, ensure_ascii=False) + "\n")
     return "".join(rows).encode("utf-8")
 
 
@@ -109,7 +91,8 @@ _ALL = (
         licence="MIT (repository)",
         source="github.com/openai/human-eval",
         published_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
-        convert=human_eval,
+        # Signature and docstring of a function to write.
+        convert=partial(_converted, category="code", turn="prompt", reference="canonical_solution"),
     ),
     PinnedFile(
         name="gsm8k",
@@ -119,7 +102,7 @@ _ALL = (
         licence="MIT (repository)",
         source="github.com/openai/grade-school-math, the test split",
         published_sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
-        convert=gsm8k,
+        convert=partial(_converted, category="math_reasoning", turn="question", reference="answer"),
     ),
     PinnedFile(
         name="math500",
@@ -129,7 +112,9 @@ _ALL = (
         licence="MIT (repository)",
         source="github.com/openai/prm800k, the test split of MATH",
         published_sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
-        convert=math500,
+        convert=partial(
+            _converted, category="math_reasoning", turn="problem", reference="solution"
+        ),
     ),
 )
 PINNED: dict[str, PinnedFile] = {pinned.name: pinned for pinned in _ALL}

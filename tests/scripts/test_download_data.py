@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command, human_eval
+from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command
 from evaluation.questions.questions import load_questions
 from model.commands.command_line import UserError
 from scripts import download_data
@@ -45,7 +45,7 @@ PROBLEMS = [
 ]
 # Compressed bytes carry a time: fixed, so that the hash is.
 HUMAN_EVAL_GZ = gzip.compress("".join(json.dumps(row) + "\n" for row in PROBLEMS).encode(), mtime=0)
-HUMAN_EVAL = human_eval(HUMAN_EVAL_GZ)
+HUMAN_EVAL = PINNED["humaneval"].convert(HUMAN_EVAL_GZ)
 CONTENTS = {
     "spec_bench": SPEC_BENCH,
     "mt_bench": MT_BENCH,
@@ -69,7 +69,7 @@ def small_pins(monkeypatch: pytest.MonkeyPatch) -> Pins:
     pins["humaneval"] = dataclasses.replace(
         pins["humaneval"],
         published_sha256=hashlib.sha256(HUMAN_EVAL_GZ).hexdigest(),
-        convert=human_eval,
+        convert=PINNED["humaneval"].convert,
     )
     monkeypatch.setattr(download_data, "PINNED", pins)
     monkeypatch.setenv("no_proxy", "*")

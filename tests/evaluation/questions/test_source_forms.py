@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.questions.pinned_data import gsm8k, human_eval, math500
+from evaluation.questions.pinned_data import PINNED
 from evaluation.questions.questions import load_questions
 from evaluation.scoring.figures import CODE, SPEC_BENCH_TASKS
 from evaluation.scoring.per_question import task_of
@@ -26,9 +26,9 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 FORMS = {
-    "humaneval": (human_eval, ("prompt", "canonical_solution"), CODE),
-    "gsm8k": (gsm8k, ("question", "answer"), "math_reasoning"),
-    "math500": (math500, ("problem", "solution"), "math_reasoning"),
+    "humaneval": (PINNED["humaneval"].convert, ("prompt", "canonical_solution"), CODE),
+    "gsm8k": (PINNED["gsm8k"].convert, ("question", "answer"), "math_reasoning"),
+    "math500": (PINNED["math500"].convert, ("problem", "solution"), "math_reasoning"),
 }
 
 
