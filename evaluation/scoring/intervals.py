@@ -58,17 +58,6 @@ class RatioOfSums(NamedTuple):
     over: Sequence[np.ndarray]
     under: Sequence[np.ndarray]
 
-    @classmethod
-    def of_rates(
-        cls,
-        tokens: np.ndarray,
-        seconds: np.ndarray,
-        base_tokens: np.ndarray,
-        base_seconds: np.ndarray,
-    ) -> RatioOfSums:
-        """Return the ratio of two rates, each weighted by tokens: sums before quotients."""
-        return cls((tokens, base_seconds), (seconds, base_tokens))
-
     @property
     def value(self) -> float:
         """The figure; NaN if a sum below the line is 0."""
