@@ -27,9 +27,7 @@ class Equality:
 
     num_compared: int = 0  # questions that both sides answered
     num_differing: int = 0  # of these, questions whose answers differ
-    num_by_text: int = (
-        0  # of these compared, questions whose texts were compared: a side has no tokens
-    )
+    num_by_text: int = 0  # of those compared, questions of which a side has no tokens
     must_be_equal: bool = False  # whether any difference is an error
     # Of the differing questions, those that `evaluation.equal` judged a near-tie that rounding decided; None where
     # it was not asked about every one.
