@@ -1,10 +1,8 @@
 """Which answer files may be compared: groups of equal conditions, methods in them, runs of these.
 
-A group is everything measured on one model, device and dtype with the same threads, token limit and
-temperature, over one benchmark's questions; its entries are methods with their options; an entry's
-runs are the files that differ in nothing else. A second run of a method made in the same interleaved
-run is no entry: it measures the group's noise floor (`noise.py`). A server does not say how it decodes: it is in
-the group of what it was measured in turn with.
+An entry of a group is a method with its options; its runs are the files that differ in nothing else. A second run
+of a method made in the same interleaved run is no entry: it measures the group's noise floor. A server does not say
+how it decodes: it is in the group of what it was measured in turn with.
 
 Use:
     groups = group_answers([load_answers(path) for path in paths], base=None)
@@ -57,13 +55,9 @@ def load_all(
     left_out: list[str],
     categories: Categories | None = None,
 ) -> list[AnswerFile]:
-    """Read answer files, some of which were found in folders.
+    """Read answer files; what is in a folder need not be one, and `left_out` gets a line for each that is not.
 
-    Args:
-        paths: the files.
-        named: what was asked for: files and folders. What is in a folder need not be an answer file.
-        left_out: gets a line for each file of a folder that cannot be read.
-        categories: as in `load_answers`.
+    `named` is what was asked for, files and folders; `categories` are as in `load_answers`.
 
     Raises:
         UserError: if a file that was named cannot be read, or none can.

@@ -74,12 +74,7 @@ def equality_of(
 ) -> Equality:
     """Compare a file's answers with the baseline's; nothing is compared where answers were sampled.
 
-    Args:
-        rows: of the file; a question that failed on a side is not compared.
-        record: of the file.
-        base_rows: of the baseline's file.
-        base_record: of the baseline's file.
-        num_ties: how many differences were judged near-ties; None: they were not judged.
+    A question that failed on a side is left out. `num_ties` differences were judged near-ties; None: not judged.
     """
     records = (record, base_record)
     if any(one.is_greedy is False for one in records):
