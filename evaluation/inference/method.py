@@ -93,11 +93,11 @@ class MethodAnswerer(Answerer):
             if torch.accelerator.is_available():
                 torch.accelerator.empty_cache()
             drafter = LeanDrafter(drafter)
-        num_late = self.target.shapes.num_late
+        num_late = self.target.num_late
         start, cpu_start = time.perf_counter(), time.process_time()
         generation = generate(self.target, drafter, prompt_ids, **self._options)
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
-        num_captured = self.target.shapes.num_late - num_late
+        num_captured = self.target.num_late - num_late
         if self._is_warm and num_captured:
             logger.warning(
                 "%d shapes were captured within an answer; its time includes the captures",
@@ -118,7 +118,7 @@ class MethodAnswerer(Answerer):
             self.drafter.reset()
         self.drafter.prepare(self.target, 0)
         self._is_warm = True
-        if prepared := str(self.target.shapes.preparation):
+        if prepared := str(self.target.preparation):
             print(prepared, file=sys.stderr, flush=True)
 
     def memory(self) -> dict[str, torch.Tensor]:

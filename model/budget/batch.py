@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 
 from ..engine.drafter import Drafter
-from ..engine.packing import why_not_packed
+from ..engine.packing import shared_passes, why_not_packed
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.timing import seconds_of
@@ -125,7 +125,7 @@ def text_costs(target: TargetModel) -> tuple[float, float]:
 
 @torch.inference_mode()
 def _text_cost(target: TargetModel, context: int) -> float:
-    passes = target.shared_passes(TIMED_TEXTS)
+    passes = shared_passes(target, TIMED_TEXTS)
     caches = [passes.new_cache(context + TIMED_TEXTS) for _ in range(TIMED_TEXTS)]
     own = target.new_cache(context + TIMED_TEXTS)
     roots, star = [DraftTree.chain([1])] * TIMED_TEXTS, DraftTree.star([1] * TIMED_TEXTS)

@@ -56,7 +56,7 @@ def step_costs(target: TargetModel) -> CostModel:
     with target.lock:
         if NAME not in target.measured:
             target.measured[NAME] = costs = read_or_measure(target)
-            target.shapes.expect_drafts(costs.sizes)
+            target.expect_drafts(costs.sizes)
         found: CostModel = target.measured[NAME]
         return found
 
@@ -160,7 +160,7 @@ def _times(target: TargetModel) -> dict[tuple[int, int], list[float]]:
     plan = [
         (place, size)
         for place, size in PLAN
-        if target.shapes.padded_size(size) == size and size <= _longest(target)
+        if target.padded_size(size) == size and size <= _longest(target)
     ]
     time_of = _timer(target, {size for _, size in plan}, farthest=1)
     times: dict[tuple[int, int], list[float]] = {}
@@ -179,7 +179,7 @@ def _timer(
 ) -> Callable[[int, int], float]:
     """Return the function that times a pass by (index of the context, nodes), for these sizes, 1 among them."""
     contexts = contexts_of(target)
-    target.shapes.warm_up(contexts[farthest], set(sizes))
+    target.warm_up(contexts[farthest], set(sizes))
     cache = target.new_cache(contexts[1] + MAX_MEASURED_NODES)
     trees = {size: draft_of(target, size) for size in sizes}
     time_pass(target, cache, trees[1], contexts[0])  # the first pass pays for initialisation

@@ -74,7 +74,7 @@ class PacedDrafter(Drafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's tree for this context's costs; the root alone in a rest."""
         self._begun = time.perf_counter_ns()
-        self._num_cached, self._num_prepared = len(context) - 1, self._target.shapes.num_prepared
+        self._num_cached, self._num_prepared = len(context) - 1, self._target.num_prepared
         self._is_resting = self._costs.switch.is_resting
         self.needs = self._needs_in_rest if self._is_resting else self._drafter.needs
         if self._is_resting:
@@ -90,5 +90,5 @@ class PacedDrafter(Drafter):
         else:
             self._drafter.observe(step)
         taken = time.perf_counter_ns() - self._begun
-        if self._target.shapes.num_prepared == self._num_prepared:
+        if self._target.num_prepared == self._num_prepared:
             self._costs.learn(step.tree.topology.num_nodes, len(tokens), self._num_cached, taken)

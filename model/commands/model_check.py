@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..engine.packing import why_not_packed
+from ..engine.packing import shared_passes, why_not_packed
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from .command_line import UserError
@@ -106,7 +106,7 @@ def _drafted_row(target: TargetModel, text: Sequence[int], count: int) -> torch.
 def _packed_row(target: TargetModel, text: Sequence[int], count: int) -> torch.Tensor:
     """Return the same by a pass that shorter texts share, with four rows each at most."""
     sizes = [1, *(min(4, count - begin) for begin in range(0, count, 4))]
-    passes = target.shared_passes(len(sizes))
+    passes = shared_passes(target, len(sizes))
     caches = [passes.new_cache(len(text) + size) for size in sizes]
     trees = [DraftTree.chain([text[-1]])]
     trees += [DraftTree.chain(_beside(text[at:], size)) for at, size in enumerate(sizes[1:], 1)]

@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from ..engine.budget import DraftBudget
-from ..engine.passes.device_step import DeviceDrafting
+from ..engine.drafter import DeviceDrafting
 from ..engine.passes.static_cache import StaticTreeCache, StaticView
-from ..engine.read_out import Candidates
-from ..engine.rules import tie_gaps
+from ..engine.read_out import Candidates, tie_gaps
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, accepted_walk, check_finite
-from ..kernels.largest_logits import top_k
+from ..kernels.operations import top_k
 from ..machine.hardware import downloaded, write
 
 

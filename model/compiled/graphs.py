@@ -22,25 +22,26 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..engine.backend import PromptChunk
 from ..engine.cache import TreeCache
+from ..engine.drafter import DeviceDrafting
 from ..engine.passes.deferred_cache import DeferredCache
-from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.inputs import PassInputs, TextNodes
 from ..engine.passes.shapes import Preparation
+from ..engine.passes.slot_passes import Computed, PassShape, SlotPasses
 from ..engine.passes.slots import Slots
 from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError
-from ..engine.target import PromptChunk, TargetModel
+from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.hardware import downloaded
 from .capture import CaptureFailed
 from .device_step import StaticDeviceStep
 from .model_state import ModelState
 from .passes import Passes
-from .slot_graphs import GraphedSlotPasses
-from .target import NODE_STEP, StaticTarget
+from .target import NODE_STEP, StaticTarget, length_bucket
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class GraphedTarget(StaticTarget):
     def cache_over(self, storage: StaticStorage) -> DeferredCache:
         return DeferredCache(storage, storage.num_rows - NODE_STEP)
 
-    def shared_passes(self, size: int) -> GraphedSlotPasses:
+    def slot_passes(self, size: int) -> GraphedSlotPasses:
         """Return the passes of a batch; they reuse the slots and graphs of the last batch once that is gone."""
         with self.lock:
             slots = self._slots
@@ -298,6 +299,49 @@ class GraphedTarget(StaticTarget):
                 )
                 calls.failure = ""
         return output
+
+
+class GraphedSlotPasses(SlotPasses):
+    """The passes of a batch, each replayed as a graph of its shape.
+
+    Args:
+        target: the model.
+        size: as of `SlotPasses`.
+        slots: as of `SlotPasses`; their graphs are replayed again.
+    """
+
+    def __init__(self, target: GraphedTarget, size: int, slots: Slots | None) -> None:
+        super().__init__(target, size, slots)
+        self._graphed = target
+
+    def _num_shown(self, num_rows: int) -> int:
+        return length_bucket(num_rows)
+
+    def _computed(
+        self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
+    ) -> Computed:
+        assert probes is None  # refused by `StaticTarget.check_probes`
+        passes = self._graphed.passes_over(self.slots.storage)
+        compute = super()._computed
+
+        def call() -> dict[int, torch.Tensor]:
+            done = compute(shape, hidden, None)
+            passes.keep_logits(done.logits)
+            return done.hidden
+
+        key = (shape, hidden and hidden.wanted)
+        rows = self._graphed.replayed(passes, key, call)
+        return Computed(passes.logits[shape.num_texts * shape.num_nodes], rows)
+
+    def _packed(
+        self, shape: PassShape, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+    ) -> torch.Tensor:
+        passes, pack = self._graphed.passes_over(self.slots.storage), super()._packed
+        key = (shape.num_texts, shape.num_nodes, num_candidates, with_sketches)
+        packed: torch.Tensor = self._graphed.replayed(
+            passes, key, lambda: pack(shape, logits, num_candidates, with_sketches)
+        )
+        return packed
 
 
 def graphed(

@@ -24,9 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
-from ..engine.passes.device_step import DeviceDrafting
+from ..engine.drafter import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
-from ..engine.passes.shapes import PassShapes
 from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
@@ -55,7 +54,7 @@ def length_bucket(num_rows: int) -> int:
     return max(SHORTEST_LENGTH, 1 << (num_rows - 1).bit_length())
 
 
-class StaticTarget(TargetModel, PassShapes):
+class StaticTarget(TargetModel):
     """A target model that verifies drafts in static shapes.
 
     Args:
@@ -97,11 +96,6 @@ class StaticTarget(TargetModel, PassShapes):
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # shapes known at the last warm-up
-
-    @property
-    def shapes(self) -> PassShapes:
-        """The shapes in which passes run: this target's own."""
-        return self
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Refuse: passes in static shapes show none by themselves.
@@ -271,7 +265,7 @@ class StaticTarget(TargetModel, PassShapes):
             "attention_mask": self.masks.by_layer_type(full, positions, keys),
             self.cache_argument: view,
         }
-        if "cache_position" in self._parameters:
+        if "cache_position" in self.parameters:
             # Without it, transformers 4.57 asks the cache for its length as a number.
             arguments["cache_position"] = view.rows.next(num_padded)
         logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits

@@ -20,7 +20,7 @@ import torch
 from ..options import integer
 from .drafter import Drafter
 from .loop import step_of
-from .packing import why_not_packed
+from .packing import shared_passes, why_not_packed
 from .passes.shared import SharedPass, SharedPasses
 from .request import Request
 from .step import Laps, StepRecord
@@ -135,7 +135,7 @@ class Batch:
             )
         is_shared = size > 1 and not reason
         self._passes = (
-            target.shared_passes(size) if is_shared else None
+            shared_passes(target, size) if is_shared else None
         )  # None: each text has its own
         self._budget = budget if is_shared else None
 
@@ -276,7 +276,7 @@ class Batch:
         self, texts: dict[Any, Text], passes: SharedPasses, events: list[Event]
     ) -> dict[Any, StepRecord]:
         """Decode a step of these texts in one pass; a text that fails has an event instead."""
-        laps, num_prepared = Laps(), self.target.shapes.num_prepared
+        laps, num_prepared = Laps(), self.target.num_prepared
         context = sum(text.cache.length for text in texts.values()) / len(texts)
         trees = self._proposed(texts, context, events)
         laps.end("draft")
@@ -299,7 +299,7 @@ class Batch:
         records = _each(chosen, concluded, events)
         for record in records.values():
             record.set_times(laps, len(trees))
-        is_usual = len(records) == len(trees) and self.target.shapes.num_prepared == num_prepared
+        is_usual = len(records) == len(trees) and self.target.num_prepared == num_prepared
         if self._budget is not None and is_usual:
             num_nodes = sum(tree.topology.num_nodes for tree in trees.values())
             num_tokens = sum(len(record.tokens) for record in records.values())

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .tree import TreeTopology
-
 # Most drafted nodes of a step: each takes a row of logits and of the mask over the text, so that far more
 # are a mistake or an attack on memory.
 MAX_DRAFT = 4096
@@ -85,12 +83,3 @@ class DraftBudget:
     max_depth: int
     chain_only: bool = False
     cost_curve: CostCurve | None = None
-
-    def check(self, topology: TreeTopology) -> None:
-        """Raise ValueError if `topology` exceeds the budget: a drafter's bug, not a user's mistake."""
-        if topology.max_depth > self.max_depth:
-            raise ValueError(
-                f"draft of depth {topology.max_depth}; allowed: at most {self.max_depth}"
-            )
-        if self.chain_only and not topology.is_chain:
-            raise ValueError("draft branches; this model verifies chains only")

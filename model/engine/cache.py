@@ -135,6 +135,7 @@ class TreeCache(Cache):
     Attributes:
         buffers: keys and values of all layers of one shape, [layers, H, M, D].
         states: of the layers that keep some.
+        has_states: whether any does.
         is_linear: whether each layer keeps states alone, without rows.
         is_dummy: whether each layer keeps nothing of its own.
     """
@@ -174,6 +175,7 @@ class TreeCache(Cache):
         Cache.__init__(self, layers=list(layers))  # a model's own cache class takes other arguments
         self.capacity = capacity
         self.states = TextStates(layers)
+        self.has_states = bool(self.states)
         self.is_linear = [type(layer) is StateLayer for layer in layers]
         self._writing_layers = [layer for layer in layers if getattr(layer, "has_rows", False)]
         self.is_dummy = [
@@ -229,7 +231,8 @@ class TreeCache(Cache):
         Raises:
             ValueError: if states would have to go back to where `mark` was not called.
         """
-        self.states.keep(base, rows, self.length)
+        if self.has_states:
+            self.states.keep(base, rows, self.length)
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
             in_place += 1
@@ -257,7 +260,8 @@ class TreeCache(Cache):
 
         For timing, where numbers do not matter.
         """
-        self.states.set_length(length)
+        if self.has_states:
+            self.states.set_length(length)
         for layer in self._writing_layers:
             layer.length = layer.index_length = length
 

@@ -6,17 +6,15 @@ own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
 from .budget import DraftBudget
-from .passes.device_step import DeviceDrafting
-from .target import TargetModel
-from .tree import DraftTree
+from .tree import DraftTree, TreeTopology
 from .verification import Acceptance
 
 if TYPE_CHECKING:  # Python 3.10 has none
@@ -174,7 +172,7 @@ class Drafter:
         """
         return None
 
-    def for_target(self, target: TargetModel) -> Drafter:
+    def for_target(self, target: Any) -> Drafter:
         """Return the drafter to use with this target model: this one, or a wrapper around it."""
         return self
 
@@ -183,15 +181,15 @@ class Drafter:
         """Numbers of nodes that drafts may have, so that passes of these sizes can be prepared."""
         return range(1, self.max_nodes + 1)
 
-    def prepare(self, target: TargetModel, num_tokens: int) -> None:
+    def prepare(self, target: Any, num_tokens: int) -> None:
         """Prepare a target model, and a draft model, for drafts after texts of up to `num_tokens` tokens: no later
         step captures a graph.
         """
         needs = self.needs
-        target.shapes.expect_reads(needs.num_candidates, needs.sketches, needs.hidden_layers)
-        target.shapes.warm_up(num_tokens, self.draft_sizes)
+        target.expect_reads(needs.num_candidates, needs.sketches, needs.hidden_layers)
+        target.warm_up(num_tokens, self.draft_sizes)
 
-    def check_target(self, target: TargetModel) -> None:
+    def check_target(self, target: Any) -> None:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.
 
         Raises:
@@ -258,3 +256,35 @@ class Drafter:
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""
         return ""
+
+
+class DeviceDrafting(Protocol):
+    """A drafter's part of a step, on tensors of the target model's device.
+
+    Attributes:
+        topology: of every draft, N nodes.
+        num_candidates: number of likeliest tokens k that it learns from after every node.
+    """
+
+    topology: TreeTopology
+    num_candidates: int
+
+    def begin_step(self) -> None:
+        """Copy to the device what steps on the host have learned since."""
+
+    def fill(self, root: torch.Tensor) -> torch.Tensor:
+        """Return the draft's token ids [N], given the root's []."""
+
+    def learn(
+        self,
+        token_ids: torch.Tensor,
+        candidates: torch.Tensor,
+        logits: torch.Tensor,
+        is_accepted: torch.Tensor,
+    ) -> None:
+        """Learn from the likeliest tokens [N, k] after every node, their logits, and which nodes were
+        accepted [N].
+        """
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that undoes everything learned from now on."""

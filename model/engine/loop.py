@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
+from .backend import Backend, KeptRows
 from .drafter import Drafter
-from .prefix_cache import PrefixCache
 from .request import Request
 from .step import Generation, Laps, StepRecord
-from .target import TargetModel
 from .text import Text, rows_for
 
 
 def generate(
-    target: TargetModel, drafter: Drafter, prompt_ids: Sequence[int], **options: Any
+    target: Backend, drafter: Drafter, prompt_ids: Sequence[int], **options: Any
 ) -> Generation:
     """Run `decode` (same options) to its end and collect its steps."""
     generation = Generation()
@@ -31,11 +30,11 @@ def generate(
 
 
 def decode(
-    target: TargetModel,
+    target: Backend,
     drafter: Drafter,
     prompt_ids: Sequence[int],
     *,
-    prefix_cache: PrefixCache | None = None,
+    prefix_cache: KeptRows | None = None,
     **options: Any,
 ) -> Iterator[StepRecord]:
     """Yield the steps of decoding a prompt; `options` are those of a `Request`, errors as `steps_of`."""
@@ -44,10 +43,10 @@ def decode(
 
 @torch.inference_mode()
 def steps_of(
-    target: TargetModel,
+    target: Backend,
     drafter: Drafter,
     request: Request,
-    prefix_cache: PrefixCache | None = None,
+    prefix_cache: KeptRows | None = None,
 ) -> Iterator[StepRecord]:
     """Yield the steps of a text.
 

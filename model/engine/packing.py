@@ -1,4 +1,4 @@
-"""Whether texts can share passes of a loaded model, and in which layout (`TargetModel.shared_passes`).
+"""Whether texts can share passes of a loaded model, and in which layout (`shared_passes`).
 
 The config shows what depends on the whole pass, such as positions scaled by the longest text; the rest is proved: a
 shared pass over three texts must give the logits of three passes. On a CPU texts are packed; a model that makes
@@ -14,6 +14,9 @@ import logging
 import torch
 
 from .cache import TreeCache
+from .passes.packed import PackedPasses
+from .passes.shared import SharedPasses
+from .passes.slot_passes import SlotPasses
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
 from .short_windows import with_short_windows
 from .support import rope_settings
@@ -52,8 +55,15 @@ def why_not_packed(target: TargetModel) -> str:
         return found
 
 
+def shared_passes(target: TargetModel, size: int) -> SharedPasses:
+    """Return the passes of a batch of up to `size` texts, for a model whose texts can share passes."""
+    if not target.uses_slots:
+        return PackedPasses(target)
+    return target.slot_passes(size) or SlotPasses(target, size)
+
+
 def _reason(target: TargetModel) -> str:
-    if not target.shapes.can_be_shared:
+    if not target.can_be_shared:
         return "its passes run in static shapes, of one text"
     if target.mixers:
         return "it keeps recurrent states, which are read text by text"
@@ -100,7 +110,7 @@ def _proved(target: TargetModel) -> str:
         ]
     )
     try:
-        passes = target.shared_passes(len(probes))
+        passes = shared_passes(target, len(probes))
         caches = [_filled(target, probe, passes.new_cache(ROWS)) for probe in probes]
         shared = torch.cat([part.float() for part in passes.forward(trees, caches).logits])
     except Exception as error:  # a model's own code may raise anything

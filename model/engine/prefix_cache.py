@@ -2,7 +2,7 @@
 
 The rows of the common prefix stay; only what follows is computed. Kept rows may come from passes of
 other shapes, so they differ by rounding from those of a fresh prompt and never count as reference
-rows: in float32 the first near-tie reads the whole prompt again (`model.engine.near_ties`),
+rows: in float32 the first near-tie reads the whole prompt again (`ReferenceRows`),
 and every token stays the same.
 
 Shapes: T rows in use.

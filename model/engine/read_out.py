@@ -1,4 +1,7 @@
-"""Read-out: everything the host needs of a pass, copied in one transfer.
+"""Read-out: everything the host needs of a pass, copied in one transfer, and which logits are near-ties.
+
+Floating-point sums depend on the shape of a pass, so that two logits that differ by rounding alone may
+change places between a tree and a single token: a near-tie.
 
 A state sketch is the logits of a few tokens spread evenly over the vocabulary. Logits are linear in
 the last hidden state, so close states have close sketches, and every model gives logits.
@@ -8,19 +11,28 @@ Shapes: N nodes, V vocabulary, k candidates, S sketches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from ..kernels.largest_logits import top_k
+from ..kernels.linear import is_exact
+from ..kernels.operations import top_k
 from ..machine.hardware import downloaded
-from .tree import DraftTree, TreeTopology
+from .tree import DraftTree
 
 # Candidates read in measurements of a pass.
 USUAL_CANDIDATES = 8
 # Tokens of a sketch; a smaller vocabulary is used whole.
 SKETCH_SIZE = 64
+
+
+# Two logits closer than this many rounding steps of the larger may change places with the shape of
+# a forward pass; the noise measured on the demo model in float32 is 6 such steps.
+TIE_STEPS = 256
+# Floor on |logit| for the margin: rounding grows with the terms of the dot product, not with their sum,
+# which may be near 0. The margin leaves room for sums some forty times as large.
+LEAST_SIZE = 1.0
 
 
 class Candidates(NamedTuple):
@@ -78,31 +90,6 @@ def read_out(
     return ReadOut(tree.token_ids.tolist(), found, sketches)
 
 
-def read_out_of_texts(
-    trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_sketches: bool
-) -> list[ReadOut]:
-    """Copy what is read of a pass over several texts' trees to the host in one transfer; return each text's part.
-
-    Args:
-        trees: of the texts, S nodes in all.
-        logits: after every node, text after text, [S, V].
-        num_candidates: as `read_out`, for all texts.
-        with_sketches: as `read_out`.
-    """
-    # Of its shape the number of nodes alone is read.
-    whole = DraftTree(
-        torch.cat([tree.token_ids for tree in trees]), TreeTopology.chain(len(logits))
-    )
-    tokens, candidates, sketches = read_out(whole, logits, num_candidates, with_sketches)
-    found, begin = [], 0
-    for tree in trees:
-        rows = slice(begin, begin + tree.topology.num_nodes)
-        part = Candidates(candidates.token_ids[rows], candidates.logits[rows])
-        found.append(ReadOut(tokens[rows], part, None if sketches is None else sketches[rows]))
-        begin = rows.stop
-    return found
-
-
 def packed_read_out(
     logits: torch.Tensor,
     num_candidates: int,
@@ -156,3 +143,21 @@ def state_sketch(logits: torch.Tensor) -> torch.Tensor:
     """Return the state sketches of logits [N, V], float32 [N, S]."""
     ids = sketch_ids(logits.shape[-1])
     return logits[:, ids.start : ids.stop : ids.step].float()
+
+
+def tie_margin(dtype: torch.dtype) -> float:
+    """Return the relative difference of logits below which their order is decided by plain decoding; 0:
+    never, as in half precision.
+    """
+    # float32 also for float64: verification compares the logits in float32.
+    return TIE_STEPS * torch.finfo(torch.float32).eps if is_exact(dtype) else 0.0
+
+
+def tie_gap(largest: float, margin: float) -> float:
+    """Return the difference from the largest logit below which rounding could exchange two."""
+    return margin * max(abs(largest), LEAST_SIZE)
+
+
+def tie_gaps(largest: torch.Tensor, margin: float) -> torch.Tensor:
+    """Return the `tie_gap` of each of the largest logits [N]."""
+    return margin * largest.abs().clamp(min=LEAST_SIZE)

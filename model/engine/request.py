@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..options import integer
+from .backend import Backend
 from .budget import MAX_DRAFT
 from .rules import TokenRule
 from .step import StepRecord
-from .target import TargetModel
 from .verification import Acceptance
 
 
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     num_total: int = 0
     name: str = ""
 
-    def checked(self, target: TargetModel, overrun: int = 0) -> Request:
+    def checked(self, target: Backend, overrun: int = 0) -> Request:
         """Return the request with its limits. Greedy decoding goes `overrun` tokens past the limit, unseen.
 
         Raises:

@@ -1,7 +1,4 @@
-"""Rules: how the token after a node is chosen, and which logits are too close to tell apart.
-
-Floating-point sums depend on the shape of a pass, so that two logits that differ by rounding alone may
-change places between a tree and a single token: a near-tie.
+"""Rules: how the token after a node is chosen.
 
 Shapes: V vocabulary, P tokens of a prefix.
 """
@@ -23,40 +20,16 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from ..kernels.linear import is_exact
 from ..machine.hardware import uploaded
 from ..options import integer, number, temperature_of
+from .read_out import tie_gap
 
-# Two logits closer than this many rounding steps of the larger may change places with the shape of
-# a forward pass; the noise measured on the demo model in float32 is 6 such steps.
-TIE_STEPS = 256
-# Floor on |logit| for the margin: rounding grows with the terms of the dot product, not with their sum,
-# which may be near 0. The margin leaves room for sums some forty times as large.
-LEAST_SIZE = 1.0
 PROBABILITIES = "numbers above 0, at most 1"
 SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
 # They read no prefix, so that the whole text need not go to the device for every token.
 WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
-
-
-def tie_margin(dtype: torch.dtype) -> float:
-    """Return the relative difference of logits below which their order is decided by plain decoding; 0:
-    never, as in half precision.
-    """
-    # float32 also for float64: verification compares the logits in float32.
-    return TIE_STEPS * torch.finfo(torch.float32).eps if is_exact(dtype) else 0.0
-
-
-def tie_gap(largest: float, margin: float) -> float:
-    """Return the difference from the largest logit below which rounding could exchange two."""
-    return margin * max(abs(largest), LEAST_SIZE)
-
-
-def tie_gaps(largest: torch.Tensor, margin: float) -> torch.Tensor:
-    """Return the `tie_gap` of each of the largest logits [N]."""
-    return margin * largest.abs().clamp(min=LEAST_SIZE)
 
 
 class TokenRule(Protocol):

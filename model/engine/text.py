@@ -1,8 +1,9 @@
 """A text under way: its tokens, its cache, its drafter and what was asked for.
 
-A step is `propose`, a pass of the target model, `conclude`. The loop of one text (`model.engine.loop`) and that of
-several (`model.engine.batch`) are both built on it. The prompt is read up to its last token, which is the first
-tree's root, so that acceptance lengths sum exactly to the number of new tokens.
+A step is `propose` (or `offer` and `take`, or `rest`), a pass, `conclude`; another order is refused. The loop
+of one text (`model.engine.loop`) and that of several (`model.engine.batch`) are both built on it. The prompt is
+read up to its last token, which is the first tree's root, so that acceptance lengths sum exactly to the number of
+new tokens.
 
 Shapes: N nodes, V vocabulary, C prompt tokens in a chunk.
 """
@@ -13,21 +14,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
+from .backend import Backend, Hidden
 from .budget import DraftBudget
-from .cache import TreeCache
 from .drafter import Drafter, Needs, VerifiedStep
-from .near_ties import ReferenceRows
-from .passes.device_step import DeviceStep
-from .passes.hidden import HiddenStates
 from .read_out import Reader
 from .request import Request
 from .step import Laps, StepRecord
-from .target import TargetModel
 from .tree import DraftTree
-from .verification import Acceptance, verify
+from .verification import Acceptance, ReferenceRows, verify
+
+# Where a text stands within a step.
+READING, READY, OFFERED, DRAFTED, IN_PASS = "prompt", "ready", "offered", "drafted", "in a pass"
+
+
+class WrongOrderError(RuntimeError):
+    """A call of a text came where another must come first."""
 
 
 class Text:
@@ -48,24 +53,25 @@ class Text:
 
     def __init__(
         self,
-        target: TargetModel,
+        target: Backend,
         drafter: Drafter,
         prompt_ids: Sequence[int],
         request: Request,
-        cache: TreeCache | None = None,
+        cache: Any = None,
     ) -> None:
         self.target, self.drafter, self.request = target, drafter, request
         self.tokens = list(prompt_ids)
         self.stop_reason: str | None = None
         self._num_prompt = len(prompt_ids)
         layers = drafter.needs.hidden_layers
-        self.hidden: HiddenStates | None = target.hidden_states(layers) if layers else None
+        self.hidden: Hidden | None = target.hidden_states(layers) if layers else None
         if cache is None:
             cache = target.new_cache(rows_for(prompt_ids, request, drafter))
         self.cache = cache
         self._reference = ReferenceRows(target, self.cache, len(prompt_ids))
         self._needs: Needs | None = None  # of the step under way, if it rests
         self._margin = 0.0  # of near-ties in this step
+        self._stage = READING
         drafter.start(prompt_ids)
 
     @property
@@ -101,6 +107,15 @@ class Text:
             if chunk.logits is not None:
                 drafter.observe_prompt(chunk.token_ids, chunk.logits)
             yield len(chunk.token_ids)
+        self._go(READING, READY)
+
+    def _go(self, came_from: str, to: str) -> None:
+        if self._stage != came_from:
+            raise WrongOrderError(
+                f"text: is {self._stage}; allowed: {came_from} (read the prompt; propose, rest, or offer and take; "
+                "a pass; conclude)"
+            )
+        self._stage = to
 
     @property
     def budget(self) -> DraftBudget:
@@ -111,30 +126,38 @@ class Text:
 
     def propose(self) -> DraftTree:
         """Return the drafter's tree for the next step."""
+        self._go(READY, DRAFTED)
         self._needs = None
         budget = self.budget
         tree = self.drafter.propose(self.tokens, budget)
-        budget.check(tree.topology)
+        tree.topology.check(budget.max_depth, budget.chain_only)
         return tree
 
     def offer(self, most: int, least: float) -> Sequence[float] | None:
         """Return the acceptance probabilities of nodes to draft, as `Drafter.offer`; None: it only proposes."""
         self._needs = None
-        return self.drafter.offer(self.tokens, self.budget, most, least)
+        offered = self.drafter.offer(self.tokens, self.budget, most, least)
+        if offered is not None:
+            self._go(READY, OFFERED)
+        return offered
 
     def take(self, count: int) -> DraftTree:
         """Return the tree of the first `count` of the offered nodes."""
+        self._go(OFFERED, DRAFTED)
         tree = self.drafter.take(count)
-        self.budget.check(tree.topology)
+        budget = self.budget
+        tree.topology.check(budget.max_depth, budget.chain_only)
         return tree
 
     def rest(self) -> DraftTree:
         """Return the root alone, in place of `propose`; the drafter only takes note of the new token."""
+        self._go(READY, DRAFTED)
         self._needs = replace(self.drafter.needs, num_candidates=0, sketches=False)
         return DraftTree.chain(self.tokens[-1:])
 
     def before_pass(self, tree: DraftTree, is_plain: bool = True) -> None:
         """Prepare for a pass over this draft; it is not plain if texts share it (`SharedPasses.is_plain`)."""
+        self._go(DRAFTED, IN_PASS)
         self._margin = self._reference.margin_of(tree, self.cache.length, is_plain)
 
     def forward(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -161,6 +184,7 @@ class Text:
             laps: of the step.
             read: copies to the host what is read of the pass; None: the target's way.
         """
+        self._go(IN_PASS, READY)
         request, base = self.request, self.cache.length - tree.topology.num_nodes
         acceptance = verify(
             tree,
@@ -194,6 +218,7 @@ class Text:
 
     def run_on_device(self, laps: Laps) -> StepRecord:
         """Run a whole step on the device, where the drafter learns, too."""
+        self._go(READY, READY)
         assert self._device_step is not None
         room = self.request.num_total - self.num_new
         tree, acceptance = self._device_step.run(self.tokens[-1], self.cache, room)
@@ -220,13 +245,13 @@ class Text:
         return StepRecord(acceptance.tokens, tree, acceptance.path, self.stop_reason)
 
     @cached_property
-    def _device_step(self) -> DeviceStep | None:
+    def _device_step(self) -> Any:
         """Steps that run whole on the device; None if request, drafter or target need the host."""
         drafting = self.drafter.on_device() if self.request.is_greedy else None
         if drafting is None:
             return None
         margin, ends = self._reference.margin, self.request.eos_ids
-        return self.target.shapes.device_step(drafting, margin, ends)
+        return self.target.device_step(drafting, margin, ends)
 
 
 def rows_for(prompt_ids: Sequence[int], request: Request, drafter: Drafter) -> int:

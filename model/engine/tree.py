@@ -87,6 +87,13 @@ class TreeTopology:
         """Whether every node has at most one child (the root alone is a chain)."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
+    def check(self, max_depth: int, chain_only: bool) -> None:
+        """Raise ValueError if the tree exceeds a budget: a drafter's bug, not a user's mistake."""
+        if self.max_depth > max_depth:
+            raise ValueError(f"draft of depth {self.max_depth}; allowed: at most {max_depth}")
+        if chain_only and not self.is_chain:
+            raise ValueError("draft branches; this model verifies chains only")
+
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Children of each node in node order."""

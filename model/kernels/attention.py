@@ -26,19 +26,17 @@ Shapes: n queries in each of H heads, T keys and values in each of K heads, D an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..machine.own_forwards import in_pass
 from . import short_pass as few_rows
 from .choice import ROWS, Choice, LayerHeads, bucket
 from .linear import FEWEST_WEIGHTS, is_exact
 from .measured_attention import choice_on_gpu, first_letters, registered
+from .operations import is_for_draft
 from .packed import num_weights
 from .packed_attention import packed_name
 from .pass_kernels import PassKernels
@@ -46,8 +44,6 @@ from .registered import USUAL, is_special, register_attention
 from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
-# Most queries of a pass with a mask that the kernel is made for.
-MOST_WITH_MASK = 128
 
 
 def grouped_attention(
@@ -117,20 +113,6 @@ def few_queries_attention(
     return few_rows.attend(query, key, value, attention_mask, scale, is_causal), None
 
 
-def is_for_draft(mask: torch.Tensor | None, num_queries: int, num_keys: int) -> bool:
-    """Whether the kernel attends with a mask: that of a draft; or without one from a single query."""
-    if mask is None:
-        return num_queries == 1
-    return num_queries <= MOST_WITH_MASK and mask.shape == (1, 1, num_queries, num_keys)
-
-
-def additive(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask, boolean (True: seen) or additive, as additive float32."""
-    if mask.dtype != torch.bool:
-        return mask.float()
-    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-
-
 def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
     """Whether attention without a mask is causal, as transformers' sdpa attention decides it."""
     is_causal = options.get("is_causal")
@@ -175,15 +157,15 @@ class AttentionKernels(PassKernels):
         """Whether any pass uses an attention function that may round differently from transformers'."""
         return self._has_kernel or self._has_choice
 
-    def exchanged(self, num_rows: int, is_packed: bool = False) -> AbstractContextManager[None]:
-        """Return the block to run a pass over `num_rows` rows in, of several texts if it is packed."""
-        name = self._function(num_rows)
-        if is_packed:
-            name = packed_name(name or self._config._attn_implementation)
-        return exchanged(self._config, name) if name else nullcontext()
+    def function(self, num_rows: int, is_packed: bool = False) -> str:
+        """Return the name of the function for a pass over `num_rows` rows, of several texts if it is packed.
 
-    def _function(self, num_rows: int) -> str:
-        """Return the name of the function for a pass over `num_rows` rows; "": the model's own."""
+        It is "" for the model's own.
+        """
+        name = self._of_one_text(num_rows)
+        return packed_name(name or self._config._attn_implementation) if is_packed else name
+
+    def _of_one_text(self, num_rows: int) -> str:
         if self._has_kernel and not self._is_off:
             return FEW_QUERIES
         if self._has_choice and num_rows <= ROWS[-1] and not self._is_off:
@@ -195,19 +177,6 @@ class AttentionKernels(PassKernels):
     def is_reference(self) -> bool:
         """Whether passes attend as plain decoding does, bit for bit."""
         return self._is_plain or not self
-
-
-@contextmanager
-def exchanged(config: Any, name: str) -> Iterator[None]:
-    """Within the block the model of this config attends with a registered function in passes of this thread."""
-    stock = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        with in_pass():
-            yield
-    finally:
-        if config._attn_implementation == name:  # else the user has set another one meanwhile
-            config._attn_implementation = stock
 
 
 def can_exchange(model: PreTrainedModel) -> bool:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -34,6 +33,7 @@ import torch
 from torch import nn
 
 from ..machine.own_forwards import OwnForwards
+from .operations import few_rows
 from .packed import packed_weights
 from .pass_kernels import PassKernels
 from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
@@ -45,14 +45,6 @@ FEWEST_WEIGHTS = 2**20
 MOST_ROWS_WITH_VECTORS, MOST_ROWS_WITH_MATRICES = 96, 32
 
 Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
-
-
-def few_rows(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """Compute a layer by the kernel for a few rows; it must be available."""
-    outputs: torch.Tensor = torch.ops.token_recycling.few_rows.default(
-        rows, layer.weight, layer.bias
-    )
-    return outputs
 
 
 class LinearKernels(PassKernels):
@@ -99,10 +91,10 @@ class LinearKernels(PassKernels):
         """The weights that the kernel reads, packed ones included."""
         return [*(layer.weight for layer in self), *self._packed]
 
-    def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
-        """Return the block to run a pass over `num_rows` rows in."""
-        is_used = self._forwards and num_rows <= self._most_rows and not self._is_off
-        return self._forwards.exchanged() if is_used else nullcontext()
+    def for_rows(self, num_rows: int) -> OwnForwards:
+        """Return the functions of a pass over `num_rows` rows."""
+        is_used = num_rows <= self._most_rows and not self._is_off
+        return self._forwards if is_used else OwnForwards({})
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt of this length, or a single row, has reference arithmetic as it is."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,13 +114,14 @@ class FusedNorms(PassKernels):
     def __len__(self) -> int:
         return len(self._norms)
 
-    def exchanged(self) -> AbstractContextManager[None]:
-        is_used = self._norms and not self._is_off
-        return self._norms.exchanged() if is_used else nullcontext()
+    @property
+    def of_pass(self) -> OwnForwards:
+        """The functions of a pass."""
+        return OwnForwards({}) if self._is_off else self._norms
 
     def plain(self) -> AbstractContextManager[None]:
         """Return the block to run a pass of plain decoding in, which is a reference for others."""
-        return self.exchanged() if self.is_reference else nullcontext()
+        return (self.of_pass if self.is_reference else OwnForwards({})).exchanged()
 
     @property
     def is_reference(self) -> bool:

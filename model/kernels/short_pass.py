@@ -66,12 +66,6 @@ def short_pass_kernel() -> str | None:
     return library.stem
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def is_available() -> bool:
-    """Whether the kernels are available; the first call loads them. Constant for torch.compile."""
-    return short_pass_kernel() is not None
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -8,7 +8,7 @@ meanwhile asks in which thread it is called.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,15 @@ class OwnForwards:
         self._replaces_users = replaces_users
         self._own = {module: OwnForward(module, one) for module, one in functions.items()}
 
+    @classmethod
+    def joined(cls, parts: Iterable[OwnForwards]) -> OwnForwards:
+        """Return the functions of all parts, which have different modules, as one."""
+        joined = cls({})
+        for part in parts:
+            joined._functions |= part._functions
+            joined._own |= part._own
+        return joined
+
     def __len__(self) -> int:
         return len(self._own)
 
@@ -93,6 +102,9 @@ class OwnForwards:
     @contextmanager
     def exchanged(self) -> Iterator[None]:
         """Within the block these modules compute with these functions in this thread."""
+        if not self._own:
+            yield
+            return
         users: dict[nn.Module, Forward] = {}
         # Bypasses `nn.Module.__setattr__`, which takes longer than a small layer.
         for module, own in self._own.items():
@@ -108,3 +120,21 @@ class OwnForwards:
                     del module.__dict__["forward"]
             for module, forward in users.items():
                 module.__dict__.setdefault("forward", forward)
+
+
+@contextmanager
+def attending(config: Any, name: str) -> Iterator[None]:
+    """Within the block the model of this config attends with a registered function in passes of this thread; with
+    its own if there is no name.
+    """
+    if not name:
+        yield
+        return
+    stock = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        with in_pass():
+            yield
+    finally:
+        if config._attn_implementation == name:  # else the user has set another one meanwhile
+            config._attn_implementation = stock

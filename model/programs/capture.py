@@ -18,10 +18,9 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..kernels.attention import exchanged
 from ..kernels.norms import KINDS, FusedNorm
 from ..kernels.registered import register_attention
-from ..machine.own_forwards import OwnForwards
+from ..machine.own_forwards import OwnForwards, attending
 
 # The name under which attention is captured.
 CAPTURED = "captured"
@@ -203,7 +202,7 @@ def _capture(
 
     _ATTENTION.calls.clear()
     with (
-        exchanged(config, CAPTURED),
+        attending(config, CAPTURED),
         OwnForwards(_norm_forwards(norms)).exchanged(),
         torch.no_grad(),
     ):

@@ -228,7 +228,7 @@ def _prepared_steps(bench: Bench, kind: str, name: str) -> dict[str, Any]:
         return torch.cuda.memory_allocated(bench.device) / 2**20
 
     target = bench.target(kind)
-    before, allocated_before = target.shapes.preparation, allocated()
+    before, allocated_before = target.preparation, allocated()
     drafter = drafter_of(name, target)
     num_tokens = bench.sized(128, 4)
     short, long = sorted(bench.prompts(2), key=len)
@@ -240,13 +240,13 @@ def _prepared_steps(bench: Bench, kind: str, name: str) -> dict[str, Any]:
         part: sum(getattr(step, f"{part}_ns") for step in steps) / 1e6 / len(steps)
         for part in PARTS
     }
-    after = target.shapes.preparation
+    after = target.preparation
     return {
         **means,
         "step": sum(means.values()),
         "tokens": sum(len(step.tokens) for step in steps) / len(steps),
         "graphs": after.num_graphs - before.num_graphs,
-        "late_shapes": target.shapes.num_late,
+        "late_shapes": target.num_late,
         "seconds": after.seconds - before.seconds,
         "allocated_mb": allocated() - allocated_before,
     }

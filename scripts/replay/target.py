@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from model.commands.command_line import UserError
+from model.engine.backend import PromptChunk
 from model.engine.cache import TreeCache
-from model.engine.passes.shapes import ANY_SHAPE
+from model.engine.passes.shapes import PassShapes
 from model.engine.read_out import ReadOut, read_out, sketch_ids, state_sketch
-from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
+from model.engine.target import PREFILL_CHUNK, TargetModel
 from model.engine.tree import DraftTree, TreeTopology
-from model.kernels.largest_logits import top_k
+from model.kernels.operations import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording
 
 UNKNOWN = -1  # the place of a text that is not in the recording
@@ -63,7 +64,7 @@ class ReplayCache:
         """Do nothing: all recorded rows can be gone back to."""
 
 
-class ReplayTarget:
+class ReplayTarget(PassShapes):
     """Answers from a recording, which grows where there is a model to ask."""
 
     def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
@@ -74,7 +75,6 @@ class ReplayTarget:
         self.vocab_size = source.vocab_size
         self.num_tokens = sys.maxsize  # the prompts were read when they were recorded
         self.chain_only = source.chain_only
-        self.shapes = ANY_SHAPE
         self.turn: RecordedTurn | None = None  # that is replayed; it knows the limit of its context
         # Whether the drafter reads rows of rejected nodes. If not, such a node has no row unless it is known: the
         # nodes of the answer are, and nobody looks at the others.

@@ -67,14 +67,14 @@ def decoded(
             is_joined, index = True, waiting.pop(0)
             request = Request(prompt_of(PROMPTS[index]), LIMITS[index], {END})
             batch.add(index, request)
-        num_prepared = target.shapes.num_prepared
+        num_prepared = target.num_prepared
         accounts.clear()
         for event in batch.step():
             if event.error:
                 raise event.error
             assert event.record
             found[event.key] += event.record.tokens
-        if not is_joined and target.shapes.num_prepared == num_prepared:
+        if not is_joined and target.num_prepared == num_prepared:
             costs.add(accounts)
     return Decoded(found, costs)
 
@@ -135,10 +135,10 @@ def test_a_step_costs_the_same_for_any_number_of_texts(
         for size in SIZES:
             for _ in range(2 * is_graphed):  # so that a pass of each shape was captured
                 decoded(target, setting, size, accounts)
-            num_prepared = target.shapes.num_prepared
+            num_prepared = target.num_prepared
             found = decoded(target, setting, size, accounts)
             assert found.tokens == expected
-            assert target.shapes.num_prepared == num_prepared
+            assert target.num_prepared == num_prepared
             assert sum(found.costs.waits.values()) <= 1, found.costs.waits
             if device_runs.gpu is None or IS_VERSION_4:  # a real GPU counts no launches
                 continue

@@ -17,7 +17,7 @@ import model.kernels.attention as attention_module
 import model.kernels.choice as choice_module
 import model.kernels.norms as norms_module
 from model.compiled.graphs import GraphedTarget
-from model.engine import rules
+from model.engine import read_out
 from model.engine.loop import decode
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
@@ -167,7 +167,7 @@ def test_near_ties_are_decided_with_the_models_own_kernels(
         exchanged = {one: replace(norm, kind=wrong) for one, norm in found.items()}
         target.norms._norms = OwnForwards(exchanged)
         for steps in (0, 1e9):
-            monkeypatch.setattr(rules, "TIE_STEPS", steps)
+            monkeypatch.setattr(read_out, "TIE_STEPS", steps)
             tokens[steps] = decoded_on(device_runs.gpu, target, "vanilla").tokens
     assert tokens[0] != expected
     assert tokens[1e9] == expected

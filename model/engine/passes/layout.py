@@ -95,13 +95,13 @@ class CacheLayout:
         cache = kind(shapes, capacity, new_cache(self._model), self._first_states)
         return cache
 
-    def cache_position(self, base: int, num_rows: int) -> torch.Tensor | None:
-        """Return the positions of a pass's rows as models with a cache class of their own ask for them.
+    @property
+    def wants_positions(self) -> bool:
+        """Whether the model asks for `cache_position`: one with its own cache class, in transformers 4.57."""
+        return self._own is not None and "cache_position" in self._parameters
 
-        They do in transformers 4.57; None for other models.
-        """
-        if self._own is None or "cache_position" not in self._parameters:
-            return None
+    def cache_position(self, base: int, num_rows: int) -> torch.Tensor:
+        """Return the positions of a pass's rows for models that want them."""
         device = stored(self._model.get_input_embeddings()).device
         if "cache_params" not in self._parameters:
             return torch.arange(base, base + num_rows, device=device)

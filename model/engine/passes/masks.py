@@ -5,7 +5,6 @@ Shapes: N nodes, T keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,73 +61,6 @@ class TreeMasks:
     def has_windows(self) -> bool:
         """Whether a layer may not see all earlier tokens."""
         return any(kind not in UNLIMITED for kind in self._kinds)
-
-    def of_texts(
-        self,
-        topologies: Sequence[TreeTopology],
-        bases: Sequence[int],
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Masks:
-        """Return the mask(s) [1, 1, S, T] of several texts' trees, S nodes in all, T keys of the longest text.
-
-        A row begins with the keys of its own text, and says nothing beyond them.
-        """
-        queries = torch.cat(
-            [
-                topology.depth_tensor(device) + base
-                for topology, base in zip(topologies, bases, strict=True)
-            ]
-        )
-        num_keys = max(
-            base + topology.num_nodes for topology, base in zip(topologies, bases, strict=True)
-        )
-        full = torch.zeros(len(queries), num_keys, dtype=dtype, device=device)
-        keys = queries
-        if self.has_windows:
-            keys = torch.arange(num_keys, device=device).repeat(len(queries), 1)  # [S, T]
-        begin = 0
-        for topology, base in zip(topologies, bases, strict=True):
-            end = begin + topology.num_nodes
-            nodes = slice(base, base + topology.num_nodes)
-            if topology.num_nodes > 1:  # a root sees all
-                full[begin:end, nodes] = topology.additive_mask(device, dtype)
-            if self.has_windows:
-                keys[begin:end, nodes] = queries[begin:end]
-            begin = end
-        return self.by_layer_type(full, queries, keys)
-
-    def of_slots(
-        self,
-        sees: torch.Tensor,
-        starts: torch.Tensor,
-        positions: torch.Tensor,
-        num_keys: int,
-        dtype: torch.dtype,
-    ) -> Masks:
-        """Return the mask(s) [B, 1, N, T] of B texts' trees, each of which sees T rows of its own text alone.
-
-        All is on the device, and nothing is read by the host.
-
-        Args:
-            sees: which nodes each node sees, bool [B, N, N].
-            starts: the row of each root, [B].
-            positions: of the nodes, [B, N].
-            num_keys: T.
-            dtype: of the masks.
-        """
-        num_nodes = sees.shape[-1]
-        rows = torch.arange(num_keys, device=sees.device)
-        nodes = rows - starts[:, None]  # [B, T], negative before the root
-        is_before, inside = nodes < 0, nodes.clamp(0, num_nodes - 1)
-        seen = sees.gather(2, inside[:, None].expand(-1, num_nodes, -1))  # [B, N, T]
-        seen = seen & (nodes < num_nodes)[:, None] | is_before[:, None]
-        full = torch.zeros(seen.shape, dtype=dtype, device=sees.device)
-        full = full.masked_fill(~seen, torch.finfo(dtype).min)
-        keys = rows
-        if self.has_windows:
-            keys = torch.where(is_before, rows, positions.gather(1, inside))[:, None]  # [B, 1, T]
-        return self.by_layer_type(full, positions, keys)
 
     def by_layer_type(
         self, full: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ...kernels.packed_attention import TextRows, with_texts
+from ...machine.hardware import uploaded
 from ..cache import TreeCache, TreeCacheLayer
-from ..read_out import ReadOut, read_out_of_texts
-from ..tree import DraftTree
+from ..read_out import Candidates, ReadOut, read_out
+from ..target import TargetModel
+from ..tree import DraftTree, TreeTopology
+from .masks import Masks, TreeMasks
+from .probes import probes_of_nodes
 from .shared import SharedPass
 
 
@@ -85,27 +88,6 @@ class PackedCache(Cache):
         super().__init__(layers=[PackedLayer(of_texts, sizes, is_masked) for of_texts in layers])
 
 
-class PackingTarget(Protocol):
-    """The part of a target model that packed passes need."""
-
-    def new_cache(self, capacity: int) -> TreeCache: ...
-
-    def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor: ...
-
-    def forward_packed(
-        self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]
-    ) -> torch.Tensor: ...
-
-    def read_out(
-        self,
-        cache: TreeCache,
-        tree: DraftTree,
-        logits: torch.Tensor,
-        num_candidates: int,
-        with_sketches: bool,
-    ) -> ReadOut: ...
-
-
 class PackedPasses:
     """The packed passes of a batch (`model.engine.passes.shared`); one text alone has the pass of the single loop.
 
@@ -113,7 +95,7 @@ class PackedPasses:
         target: the model.
     """
 
-    def __init__(self, target: PackingTarget) -> None:
+    def __init__(self, target: TargetModel) -> None:
         self._target = target
 
     def new_cache(self, capacity: int, first: TreeCache | None = None) -> TreeCache:
@@ -131,6 +113,82 @@ class PackedPasses:
             alone = self._target.forward(tree, cache)
             read = partial(self._target.read_out, cache, tree, alone)
             return SharedPass([alone], lambda *kind: [read(*kind)])
-        logits = self._target.forward_packed(trees, caches)
+        logits = self._logits(trees, caches)
         parts = logits.split([tree.topology.num_nodes for tree in trees])
         return SharedPass(parts, partial(read_out_of_texts, trees, logits))
+
+    def _logits(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> torch.Tensor:
+        """Append the nodes of each tree to its text's cache; return the logits after every node, [S, V]."""
+        target = self._target
+        topologies = [tree.topology for tree in trees]
+        bases = [cache.length for cache in caches]
+        sizes = [topology.num_nodes for topology in topologies]
+        token_ids = uploaded(torch.cat([tree.token_ids for tree in trees]), target.device)
+        depths = [topology.depth_tensor(target.device) for topology in topologies]
+        positions = torch.cat([part + base for part, base in zip(depths, bases, strict=True)])
+        with target.kernels(len(token_ids), is_packed=True):
+            masks = masks_of_texts(target.masks, topologies, bases, target.device, target.dtype)
+            cache = PackedCache(caches, sizes, target.masks.has_windows)
+            probes = probes_of_nodes(trees)
+            return target.run(token_ids, max(bases), cache, masks, positions, probes=probes)
+
+
+def read_out_of_texts(
+    trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_sketches: bool
+) -> list[ReadOut]:
+    """Copy what is read of a pass over several texts' trees to the host in one transfer; return each text's part.
+
+    Args:
+        trees: of the texts, S nodes in all.
+        logits: after every node, text after text, [S, V].
+        num_candidates: as `read_out`, for all texts.
+        with_sketches: as `read_out`.
+    """
+    # Of its shape the number of nodes alone is read.
+    whole = DraftTree(
+        torch.cat([tree.token_ids for tree in trees]), TreeTopology.chain(len(logits))
+    )
+    tokens, candidates, sketches = read_out(whole, logits, num_candidates, with_sketches)
+    found, begin = [], 0
+    for tree in trees:
+        rows = slice(begin, begin + tree.topology.num_nodes)
+        part = Candidates(candidates.token_ids[rows], candidates.logits[rows])
+        found.append(ReadOut(tokens[rows], part, None if sketches is None else sketches[rows]))
+        begin = rows.stop
+    return found
+
+
+def masks_of_texts(
+    kinds: TreeMasks,
+    topologies: Sequence[TreeTopology],
+    bases: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Masks:
+    """Return the mask(s) [1, 1, S, T] of several texts' trees, S nodes in all, T keys of the longest text.
+
+    A row begins with the keys of its own text, and says nothing beyond them.
+    """
+    queries = torch.cat(
+        [
+            topology.depth_tensor(device) + base
+            for topology, base in zip(topologies, bases, strict=True)
+        ]
+    )
+    num_keys = max(
+        base + topology.num_nodes for topology, base in zip(topologies, bases, strict=True)
+    )
+    full = torch.zeros(len(queries), num_keys, dtype=dtype, device=device)
+    keys = queries
+    if kinds.has_windows:
+        keys = torch.arange(num_keys, device=device).repeat(len(queries), 1)  # [S, T]
+    begin = 0
+    for topology, base in zip(topologies, bases, strict=True):
+        end = begin + topology.num_nodes
+        nodes = slice(base, base + topology.num_nodes)
+        if topology.num_nodes > 1:  # a root sees all
+            full[begin:end, nodes] = topology.additive_mask(device, dtype)
+        if kinds.has_windows:
+            keys[begin:end, nodes] = queries[begin:end]
+        begin = end
+    return kinds.by_layer_type(full, queries, keys)

@@ -7,9 +7,7 @@ shapes (`model.compiled.target`), which are prepared before times are measured.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
-
-from .device_step import DeviceDrafting, DeviceStep
+from typing import Any, NamedTuple
 
 
 class Preparation(NamedTuple):
@@ -66,11 +64,6 @@ class PassShapes:
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
         """Prepare passes over drafts of these sizes after texts of up to `num_tokens` tokens."""
 
-    def device_step(
-        self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
-    ) -> DeviceStep | None:
+    def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
         """Return a drafter's steps that run whole on the device; None if they cannot."""
         return None
-
-
-ANY_SHAPE = PassShapes()

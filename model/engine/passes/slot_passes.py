@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
+from transformers import Cache
 
 from ...machine.hardware import downloaded
 from ..cache import TreeCache
 from ..read_out import ReadOut, packed_read_out, unpacked
+from ..target import TargetModel
 from ..tree import DraftTree
 from .hidden import HiddenStates
 from .inputs import TextNodes
-from .layer_shape import LayerShape
 from .masks import Masks, TreeMasks
-from .probes import probes_of_texts
+from .probes import probes_of_texts, reading_probes
 from .shared import SharedPass
 from .slots import SlotCache, Slots
 
@@ -34,30 +34,6 @@ NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24, 32, 48, 64, 88, 128)
 NODE_STEP = 64
 # Rows shown of a slot are a multiple of this.
 SHOWN_STEP = 64
-
-
-class SlotTarget(Protocol):
-    """The part of a target model that passes over slots need."""
-
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int
-    layer_shapes: Sequence[LayerShape | None]
-    masks: TreeMasks
-
-    @property
-    def capturing(self) -> HiddenStates | None: ...
-
-    def kernels(self, num_rows: int) -> AbstractContextManager[None]: ...
-
-    def run_texts(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        masks: Masks,
-        cache: Any,
-        probes: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
 
 
 class PassShape(NamedTuple):
@@ -84,7 +60,7 @@ class SlotPasses:
         slots: as many or more, which no other batch uses; None: new ones.
     """
 
-    def __init__(self, target: SlotTarget, size: int, slots: Slots | None = None) -> None:
+    def __init__(self, target: TargetModel, size: int, slots: Slots | None = None) -> None:
         self._target = target
         self.slots = slots or Slots(target.layer_shapes, size, target.device)
         self._lent: list[Callable[[], SlotCache | None]] = [lambda: None] * size
@@ -178,12 +154,42 @@ class SlotPasses:
         slots.move(numbers.sources, numbers.targets)
         view.rows.begin(numbers.starts, shape.num_nodes)
         positions = numbers.depths + numbers.bases[:, None]  # [B, N]
-        masks = target.masks.of_slots(
-            inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
+        masks = masks_of_slots(
+            target.masks, inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
         )
         with target.kernels(shape.num_nodes):
-            logits = target.run_texts(numbers.token_ids, positions, masks, view, probes)
+            logits = self._logits(numbers.token_ids, positions, masks, view, probes)
         return Computed(logits.flatten(0, 1), hidden.pop() if hidden else {})
+
+    def _logits(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Masks,
+        cache: Cache,
+        probes: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run the model on N tokens of each of B texts, as a batch; return logits [B, N, V].
+
+        Args:
+            token_ids: [B, N].
+            positions: [B, N].
+            masks: of B texts.
+            cache: holds the rows of B texts.
+            probes: the embedding of each text's tokens `PROBE`, [B, 1, D]; None if there are none.
+        """
+        target = self._target
+        arguments: dict[str, object] = {target.cache_argument: cache, "attention_mask": masks}
+        if "position_ids" in target.parameters:
+            arguments["position_ids"] = positions
+        if "cache_position" in target.parameters:
+            # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
+            arguments["cache_position"] = torch.arange(token_ids.shape[1], device=target.device)
+        with reading_probes(target.model.get_input_embeddings(), token_ids, probes) as input_ids:
+            logits: torch.Tensor = target.model(
+                input_ids=input_ids, **arguments, use_cache=True, return_dict=True
+            ).logits
+        return logits
 
     def _packed(
         self, shape: PassShape, logits: torch.Tensor, num_candidates: int, with_sketches: bool
@@ -196,3 +202,37 @@ class SlotPasses:
 def _slot(cache: TreeCache) -> SlotCache:
     assert isinstance(cache, SlotCache)
     return cache
+
+
+def masks_of_slots(
+    kinds: TreeMasks,
+    sees: torch.Tensor,
+    starts: torch.Tensor,
+    positions: torch.Tensor,
+    num_keys: int,
+    dtype: torch.dtype,
+) -> Masks:
+    """Return the mask(s) [B, 1, N, T] of B texts' trees, each of which sees T rows of its own text alone.
+
+    All is on the device, and nothing is read by the host.
+
+    Args:
+        kinds: the kinds of masks that the model takes.
+        sees: which nodes each node sees, bool [B, N, N].
+        starts: the row of each root, [B].
+        positions: of the nodes, [B, N].
+        num_keys: T.
+        dtype: of the masks.
+    """
+    num_nodes = sees.shape[-1]
+    rows = torch.arange(num_keys, device=sees.device)
+    nodes = rows - starts[:, None]  # [B, T], negative before the root
+    is_before, inside = nodes < 0, nodes.clamp(0, num_nodes - 1)
+    seen = sees.gather(2, inside[:, None].expand(-1, num_nodes, -1))  # [B, N, T]
+    seen = seen & (nodes < num_nodes)[:, None] | is_before[:, None]
+    full = torch.zeros(seen.shape, dtype=dtype, device=sees.device)
+    full = full.masked_fill(~seen, torch.finfo(dtype).min)
+    keys = rows
+    if kinds.has_windows:
+        keys = torch.where(is_before, rows, positions.gather(1, inside))[:, None]  # [B, 1, T]
+    return kinds.by_layer_type(full, positions, keys)

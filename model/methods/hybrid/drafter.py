@@ -34,7 +34,7 @@ from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.read_out import state_sketch
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
-from ...kernels.largest_logits import top_k
+from ...kernels.operations import top_k
 from ...methods import METHODS, drafter_class
 from ...options import STARTS, Options, budget_option, option
 from ..heads.mtp.guesser import MtpGuesser

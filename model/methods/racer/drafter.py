@@ -29,7 +29,7 @@ from ...budget.memory import check_ids, check_size, check_tensor, wrong_tensors
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...kernels.largest_logits import top_k
+from ...kernels.operations import top_k
 from ...options import STARTS, Options, option
 from .automaton import ROOT, Automaton, PathTree
 

@@ -34,7 +34,7 @@ from ...budget.tree_template import TreeTemplate, read_template
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...kernels.largest_logits import top_k
+from ...kernels.operations import top_k
 from ...machine.hardware import Kept
 from ...options import STARTS, Options, option, unknown_name
 from .adjacency import AdjacencyMatrix, DeviceTemplate
@@ -211,7 +211,9 @@ class RecyclingDrafter(CostAwareDrafter):
             return DraftTree.chain(context[-1:])
         if self._guesses:  # --tree-version auto
             return self._guesses.grow(context[-1], self.max_nodes - 1, budget)
-        template = self._template.within(budget)
+        template = self._template
+        if template.topology.max_depth > budget.max_depth or budget.chain_only:
+            template = template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
         for level in self._levels_of(template):

@@ -160,7 +160,7 @@ class SpsDrafter(CostAwareDrafter):
         super().prepare(target, num_tokens)
         self._run_like(target)
         del self._cache  # graphs hold its rows, which are used again
-        self._model.shapes.warm_up(num_tokens, range(1, MOST_UNREAD + 1))
+        self._model.warm_up(num_tokens, range(1, MOST_UNREAD + 1))
         self._cache = self._model.new_cache(num_tokens)
 
     @torch.inference_mode()

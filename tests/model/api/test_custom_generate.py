@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import model.engine.rules
+import model.engine.read_out
 from model.api.accelerate import accelerate, generate_from_folder
 from model.api.custom_generate import Speculative, recycling, speculative
 from model.engine.support import cache_argument
@@ -244,7 +244,7 @@ def test_near_ties_of_processed_scores_fall_as_in_plain_decoding() -> None:
 
 
 def test_without_the_rule_they_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.engine.rules, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.read_out, "TIE_STEPS", 0)
     assert num_differing() > 0, "without the rule nothing differs: the test above proves nothing"
 
 

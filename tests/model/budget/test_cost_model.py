@@ -334,7 +334,7 @@ def test_costs_are_those_of_sizes_that_fit_a_short_context(
     options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": context}
     target = cls(Family("short", "GPT2Config", options).build())
     costs = measure_costs(target).costs
-    sizes = {size for place, size in PLAN if place == 0 and target.shapes.padded_size(size) == size}
+    sizes = {size for place, size in PLAN if place == 0 and target.padded_size(size) == size}
     assert costs.sizes == tuple(sorted(size for size in sizes if size <= context))
     drafter = drafter_for("hybrid", target)
     drafter.costs = costs

@@ -162,7 +162,7 @@ def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
         ("pld", {}),
     ]:
         assert drafter_for(method, static, **given).on_device() is None
-    assert plain.shapes.device_step(drafter_for("recycling", plain).on_device(), **options) is None
+    assert plain.device_step(drafter_for("recycling", plain).on_device(), **options) is None
 
 
 def test_a_step_is_made_once_for_a_drafter() -> None:

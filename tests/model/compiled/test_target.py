@@ -14,7 +14,8 @@ from model.budget.measure import step_costs
 from model.compiled.target import StaticTarget, length_bucket, node_bucket
 from model.engine.loop import generate
 from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
-from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.support import UnsupportedModelError
+from model.engine.target import TargetModel
 from model.engine.tree import DraftTree, TreeTopology
 from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee

@@ -23,6 +23,7 @@ from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter
 from model.engine.loop import steps_of
 from model.engine.packing import why_not_packed
+from model.engine.passes.packed import PackedPasses
 from model.engine.request import Request
 from model.engine.rules import SamplingRule, TokenRule
 from model.engine.target import TargetModel
@@ -134,8 +135,8 @@ def test_a_packed_pass_has_the_bits_of_each_texts_own(dtype: torch.dtype) -> Non
         expected = [
             target.forward(tree, cache) for tree, cache in zip(trees, caches(), strict=True)
         ]
-        found = target.forward_packed(trees, list(caches()))
-    assert torch.equal(found, torch.cat(expected))
+        found = PackedPasses(target).forward(trees, list(caches()))
+    assert torch.equal(torch.cat([*found.logits]), torch.cat(expected))
 
 
 @pytest.mark.parametrize("has_kernel", [False, True])

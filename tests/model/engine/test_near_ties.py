@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import model.engine.rules
+import model.engine.read_out
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.kernels.attention import AttentionKernels
@@ -94,5 +94,5 @@ def test_a_criterion_is_asked_about_a_token_that_plain_decoding_decides(method: 
 
 
 def test_the_models_have_near_ties_that_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.engine.rules, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.read_out, "TIE_STEPS", 0)
     assert num_differing(2) > 0, "without the rule nothing differs: the test above proves nothing"

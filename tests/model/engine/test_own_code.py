@@ -21,7 +21,8 @@ from model.api.custom_generate import recycling
 from model.engine import self_test as module
 from model.engine.own_code import OwnCode
 from model.engine.self_test import prove_changes
-from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.support import UnsupportedModelError
+from model.engine.target import TargetModel
 
 PROMPT = [5, 17, 2, 31, 9]
 NUM_TOKENS = 16

@@ -14,9 +14,9 @@ from torch.nn.utils import prune
 
 import model.engine.loop
 from model.engine.loop import generate
-from model.engine.near_ties import ReferenceRows
 from model.engine.prefix_cache import PrefixCache
 from model.engine.target import TargetModel
+from model.engine.verification import ReferenceRows
 from model.methods import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.engine.test_near_ties import model_with_twins

@@ -17,10 +17,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from model import SpeculativeDecoder
+from model.engine import loaded_model
 from model.engine import self_test as module
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
-from model.engine.passes import arithmetic
 from model.engine.passes.masks import TreeMasks
 from model.engine.referee import Referee
 from model.engine.self_test import (
@@ -34,7 +34,8 @@ from model.engine.self_test import (
     prove,
     self_test,
 )
-from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.support import UnsupportedModelError
+from model.engine.target import TargetModel
 from model.engine.tree import TreeTopology
 from model.kernels.norms import FusedNorms, find_norms
 from tests.model.decoded import drafter_for, random_ids, referee
@@ -348,7 +349,7 @@ def wrong_norms(model: PreTrainedModel, dtype: torch.dtype) -> FusedNorms:
 def test_kernels_with_which_drafts_are_not_lossless_are_turned_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(arithmetic, "fused_norms", wrong_norms)
+    monkeypatch.setattr(loaded_model, "fused_norms", wrong_norms)
     target = fresh()
     assert target.has_kernels
     assert prove(target) < 1e-4
@@ -370,7 +371,7 @@ def test_kernels_stay_where_drafts_fail_without_them_too(
     def right_norms(model: PreTrainedModel, dtype: torch.dtype) -> FusedNorms:
         return FusedNorms(find_norms(model, dtype, "cpu"), dtype)
 
-    monkeypatch.setattr(arithmetic, "fused_norms", right_norms)
+    monkeypatch.setattr(loaded_model, "fused_norms", right_norms)
     target = fresh()
     monkeypatch.setattr(target.masks, "of_tree", lambda *_: 1 / 0)
     prove(target)

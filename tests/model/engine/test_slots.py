@@ -33,11 +33,11 @@ def in_slots(monkeypatch: pytest.MonkeyPatch) -> list[SlotPasses]:
     """Batches on the CPU in the layout of a GPU; the passes of each."""
     made: list[SlotPasses] = []
 
-    def shared_passes(self: TargetModel, size: int) -> SlotPasses:
-        made.append(SlotPasses(self, size))
+    def shared_passes(target: TargetModel, size: int) -> SlotPasses:
+        made.append(SlotPasses(target, size))
         return made[-1]
 
-    monkeypatch.setattr(TargetModel, "shared_passes", shared_passes)
+    monkeypatch.setattr("model.engine.batch.shared_passes", shared_passes)
     return made
 
 

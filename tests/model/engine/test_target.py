@@ -19,8 +19,8 @@ from transformers import Cache, PreTrainedModel
 import model.engine.target
 from model.engine.loop import generate
 from model.engine.self_test import plain_logits, self_test
-from model.engine.support import ATTENTION
-from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.support import ATTENTION, UnsupportedModelError
+from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
@@ -98,7 +98,7 @@ def test_a_forward_without_logits_to_keep_works(monkeypatch: pytest.MonkeyPatch)
     target = TargetModel(Family("any", "LlamaConfig").build())
     prompt = random_ids(12)
     expected = referee(target, prompt, 20)
-    monkeypatch.setattr(target, "_parameters", target._parameters - {"logits_to_keep"})
+    monkeypatch.setattr(target, "parameters", target.parameters - {"logits_to_keep"})
     answer = generate(target, drafter_for("pld", target), prompt, max_new_tokens=20)
     assert answer.token_ids == expected
 

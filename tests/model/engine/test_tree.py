@@ -10,7 +10,6 @@ import random
 import pytest
 import torch
 
-from model.engine.budget import DraftBudget
 from model.engine.tree import DraftTree, TreeTopology
 
 CPU = torch.device("cpu")
@@ -91,9 +90,9 @@ def test_trees_are_built_from_lists_and_chains() -> None:
 
 def test_a_budget_refuses_what_exceeds_it() -> None:
     tree = TreeTopology((-1, 0, 0))
-    DraftBudget(1).check(tree)
-    DraftBudget(2, chain_only=True).check(TreeTopology.chain(3))
+    tree.check(1, chain_only=False)
+    TreeTopology.chain(3).check(2, chain_only=True)
     with pytest.raises(ValueError, match="depth 1; allowed: at most 0"):
-        DraftBudget(0).check(tree)
+        tree.check(0, chain_only=False)
     with pytest.raises(ValueError, match="branches"):
-        DraftBudget(5, chain_only=True).check(tree)
+        tree.check(5, chain_only=True)

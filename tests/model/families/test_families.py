@@ -20,8 +20,8 @@ from model.engine.loop import generate
 from model.engine.packing import why_not_packed
 from model.engine.request import Request
 from model.engine.self_test import Probe, self_test, verified_logits
-from model.engine.support import new_cache
-from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.support import UnsupportedModelError, new_cache
+from model.engine.target import TargetModel
 from tests.model.decoded import (
     BY_NAME,
     drafter_for,

@@ -23,12 +23,12 @@ from model.kernels.attention import (
     GROUPED,
     AttentionKernels,
     can_exchange,
-    exchanged,
     few_queries_attention,
     grouped_attention,
 )
 from model.kernels.linear import LinearKernels, suitable_layers
 from model.kernels.short_pass import DTYPES, short_pass_kernel
+from model.machine.own_forwards import attending
 from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import PREFIX_LENGTH
@@ -180,8 +180,8 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
         assert calls
     always = AttentionKernels(target.config, True, True, is_plain=True)
     assert always.is_reference
-    with always.reference(), always.exchanged(1):
-        assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"
+    with always.reference():
+        assert always.function(1) == FEW_QUERIES, "half precision has one way"
 
 
 def test_models_that_choose_among_keys_keep_their_attention(
@@ -197,15 +197,13 @@ def test_models_that_choose_among_keys_keep_their_attention(
 @pytest.mark.parametrize("name", NOT_EXCHANGED)
 def test_other_models_keep_their_attention(name: str) -> None:
     target = TargetModel(known(name).build())
-    stock = target.config._attn_implementation
-    with target.attention.exchanged(1):
-        assert target.config._attn_implementation == stock
+    assert not target.attention.function(1)
     assert not can_exchange(target.model)
 
 
 def test_the_model_is_left_as_it_was() -> None:
     config = known(LLAMA).build().config
-    with pytest.raises(RuntimeError, match="in the pass"), exchanged(config, GROUPED):
+    with pytest.raises(RuntimeError, match="in the pass"), attending(config, GROUPED):
         assert config._attn_implementation == GROUPED
         raise RuntimeError("in the pass")
     assert config._attn_implementation == "sdpa"

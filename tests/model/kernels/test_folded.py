@@ -292,19 +292,16 @@ def test_what_was_chosen_for_the_rows_of_a_pass_is_exchanged() -> None:
     config = SimpleNamespace(_attn_implementation=USUAL)
     attention = AttentionKernels(config, False, False, choice=chosen(USUAL))
     assert attention.is_reference and attention.name == USUAL
-    with attention.exchanged(8):
-        assert config._attn_implementation == USUAL
+    assert not attention.function(8)
     mixed = (*chosen(USUAL)[:-1], (USUAL, *("folded",) * (len(KEYS) - 1)))
     attention = AttentionKernels(config, False, False, choice=mixed)
     assert not attention.is_reference and attention.name == "measured-ssss-ssss-ssss-ssss-sfff"
-    names = {}
-    for num_rows in (1, ROWS[-2], ROWS[-2] + 1, ROWS[-1], ROWS[-1] + 1):
-        with attention.exchanged(num_rows):
-            names[num_rows] = config._attn_implementation
-    assert [*names.values()] == [USUAL, USUAL, "measured_sfff", "measured_sfff", USUAL]
-    with attention.reference(), attention.exchanged(ROWS[-1]):
-        assert config._attn_implementation == USUAL
+    sizes = (1, ROWS[-2], ROWS[-2] + 1, ROWS[-1], ROWS[-1] + 1)
+    names = [attention.function(num_rows) for num_rows in sizes]
+    assert names == ["", "", "measured_sfff", "measured_sfff", ""]
+    with attention.reference():
+        assert not attention.function(ROWS[-1])
     always = AttentionKernels(config, False, False, is_plain=True, choice=mixed)
     assert always.is_reference
-    with always.reference(), always.exchanged(ROWS[-1]):
-        assert config._attn_implementation == "measured_sfff", "half precision has one way"
+    with always.reference():
+        assert always.function(ROWS[-1]) == "measured_sfff", "half precision has one way"

@@ -14,7 +14,7 @@ from torch import nn
 
 import model.kernels.norms as module
 from model.compiled.target import StaticTarget
-from model.engine import rules
+from model.engine import read_out
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
@@ -267,7 +267,7 @@ def test_near_ties_are_decided_with_the_models_own_norms(monkeypatch: pytest.Mon
     expected = referee(target, prompt, 40)
     answer = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=40)
     assert answer.token_ids != expected
-    monkeypatch.setattr(rules, "TIE_STEPS", 1e9)
+    monkeypatch.setattr(read_out, "TIE_STEPS", 1e9)
     answer = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=40)
     assert answer.token_ids == expected
 
@@ -309,7 +309,7 @@ def test_changed_weights_and_copies_count_at_once() -> None:
 def test_a_norm_is_itself_again_after_an_error() -> None:
     norm = Norm()
     norms = FusedNorms(find_norms(nn.ModuleList([norm]), torch.float32, "cpu"), torch.float32)
-    with pytest.raises(RuntimeError, match="stop"), norms.exchanged():
+    with pytest.raises(RuntimeError, match="stop"), norms.of_pass.exchanged():
         assert "forward" in vars(norm)
         raise RuntimeError("stop")
     assert "forward" not in vars(norm)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import model.engine.rules
+import model.engine.read_out
 from model.api.custom_generate import speculative
 from model.compiled.target import StaticTarget
 from model.engine.cache import TreeCache
@@ -22,7 +22,8 @@ from model.engine.loop import decode, generate
 from model.engine.prefix_cache import PrefixCache
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.self_test import Probe, compare, self_test
-from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.support import UnsupportedModelError
+from model.engine.target import TargetModel
 from model.engine.tree import DraftTree, TreeTopology
 from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import load_draft_model
@@ -243,7 +244,7 @@ def test_near_ties_fall_as_in_plain_decoding(name: str) -> None:
 
 
 def test_without_the_rule_near_ties_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.engine.rules, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.read_out, "TIE_STEPS", 0)
     assert any(map(num_differing, SOME))
 
 

@@ -30,7 +30,7 @@ from ....engine.budget import DraftBudget
 from ....engine.drafter import VerifiedStep
 from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
-from ....kernels.largest_logits import top_k
+from ....kernels.operations import top_k
 from ....machine.hardware import uploaded
 from ....options import Options, option
 from ..drafter import NUM_NODES, Level, StaticHeadDrafter, levels_of

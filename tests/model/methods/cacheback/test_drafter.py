@@ -30,7 +30,7 @@ def nodes(
 ) -> list[tuple[int, int]]:
     """Return the token and the parent of every node of the draft after a text."""
     tree = cacheback.propose(context, budget)
-    budget.check(tree.topology)
+    tree.topology.check(budget.max_depth, budget.chain_only)
     return list(zip(tree.token_ids.tolist(), tree.topology.parents, strict=True))
 
 
