@@ -60,6 +60,11 @@ def budget_option(default: str) -> Any:
     return option(default, text, choices=BUDGETS)
 
 
+def start_option(text: str) -> Any:
+    """Return the field that says whether what lives across questions, in words, does so; by default it does."""
+    return option("hot", f"hot: {text} across questions; cold: cleared before each", choices=STARTS)
+
+
 def integer(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
     """Return an integer, numpy's too, as Python's.
 

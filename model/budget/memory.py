@@ -43,8 +43,13 @@ def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
         raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
 
 
-def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
-    """Return the text of an error for a file that holds other tensors than a method's memory."""
-    names = sorted(found)
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"matrix: got tensors {shown or 'none'}; allowed: {', '.join(wanted)}"
+def check_names(
+    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], hint: str = ""
+) -> None:
+    """Raise ValueError if a file holds other tensors than a method's memory; the hint ends its text."""
+    if set(found) != set(wanted):
+        names = sorted(found)
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise ValueError(
+            f"matrix: got tensors {shown or 'none'}; allowed: {', '.join(wanted)}{hint}"
+        )

@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ...budget.memory import check_ids, check_size, check_tensor, wrong_tensors
+from ...budget.memory import check_ids, check_names, check_size, check_tensor
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...options import STARTS, Options, option
+from ...options import Options, option, start_option
 
 Tokens = tuple[int, ...]
 NGRAMS = "ngrams"
@@ -99,9 +99,7 @@ class CachebackConfig(Options):
         None,
         "a second table, which does not change: a file that --save-matrix of this method wrote",
     )
-    start: str = option(
-        "hot", "hot: the table lives across questions; cold: cleared before each", choices=STARTS
-    )
+    start: str = start_option("the table lives")
 
     def _check(self) -> None:
         ngrams = self.leaders * self.followers
@@ -195,8 +193,7 @@ class CachebackDrafter(Drafter):
         return table
 
     def _load(self, table: LruTable, tensors: Mapping[str, torch.Tensor]) -> None:
-        if set(tensors) != {NGRAMS}:
-            raise ValueError(wrong_tensors(tensors, self.memory()))
+        check_names(tensors, self.memory())
         table.load_state(tensors[NGRAMS], self.vocab_size)
 
     def _followers(self, leader: Tokens) -> list[Tokens]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...budget.memory import wrong_tensors
+from ...budget.memory import check_names
 
 NGRAM_SIZES = (5, 4, 3)
 # Tokens from which on a chain counts as long.
@@ -181,8 +181,7 @@ class SuccessorTable:
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
         """Load a `memory`, or raise ValueError if it does not fit."""
-        if set(tensors) != {"keys", "ids", "shares"}:
-            raise ValueError(wrong_tensors(tensors, self.memory()))
+        check_names(tensors, self.memory())
         keys, ids, shares = (tensors[name].cpu() for name in ("keys", "ids", "shares"))
         wanted = [(torch.int64, (len(keys), 2))]
         wanted += [(torch.int32, (len(keys), self._k)), (torch.float32, (len(keys), self._k))]

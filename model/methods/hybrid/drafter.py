@@ -27,7 +27,7 @@ import torch
 
 from ...budget.best_first import Guesser
 from ...budget.measure import MAX_MEASURED_NODES
-from ...budget.memory import check_size, check_topk, wrong_tensors
+from ...budget.memory import check_names, check_size, check_topk
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
@@ -36,7 +36,7 @@ from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.operations import top_k
 from ...methods import METHODS, drafter_class
-from ...options import STARTS, Options, budget_option, option
+from ...options import Options, budget_option, option, start_option
 from ..heads.mtp.guesser import MtpGuesser
 from .candidate_pool import CandidatePool, library_of_pool
 from .tables import LONGEST_KEY
@@ -57,9 +57,7 @@ class HybridConfig(Options):
     )
     budget: str = budget_option("auto")
     output_id_topk: int = option(8, "tokens kept in a row (k)", least=1)
-    start: str = option(
-        "hot", "hot: the rows live across questions; cold: cleared before each", choices=STARTS
-    )
+    start: str = start_option("the rows live")
     table_bits: int = option(
         18, "log2 of the slots of the table of rows; 18 take 10 MB", least=8, most=24
     )
@@ -208,8 +206,7 @@ class HybridDrafter(CostAwareDrafter):
         return self._pool.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if set(tensors) != set(self.memory()):
-            raise ValueError(wrong_tensors(tensors, self.memory()))
+        check_names(tensors, self.memory())
         self._pool.load_memory(tensors)
 
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ...budget.memory import check_ids, check_size, check_tensor, wrong_tensors
+from ...budget.memory import check_ids, check_names, check_size, check_tensor
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.operations import top_k
-from ...options import STARTS, Options, option
+from ...options import Options, option, start_option
 from .automaton import ROOT, Automaton, PathTree
 
 ROWS = "adjacency"
@@ -117,11 +117,7 @@ class RacerConfig(Options):
     max_breadth: int = option(
         8, "likeliest tokens kept for each token, and drafted after the root; 0: no logits", least=0
     )
-    start: str = option(
-        "hot",
-        "hot: n-grams and logits live across questions; cold: cleared before each",
-        choices=STARTS,
-    )
+    start: str = start_option("n-grams and logits live")
 
     def _check(self) -> None:
         if self.max_nodes <= self.ngram:
@@ -211,8 +207,7 @@ class RacerDrafter(Drafter):
         return {**self._automaton.state(), ROWS: self._rows.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if set(tensors) != set(self.memory()):
-            raise ValueError(wrong_tensors(tensors, self.memory()))
+        check_names(tensors, self.memory())
         self._rows.load_state(tensors[ROWS])
         self._automaton.load_state(tensors)
 

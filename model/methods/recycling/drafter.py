@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from ...budget.measure import MAX_MEASURED_NODES
-from ...budget.memory import check_ids, check_tensor, check_topk, wrong_tensors
+from ...budget.memory import check_ids, check_names, check_tensor, check_topk
 from ...budget.paced import CostAwareDrafter
 from ...budget.tree_template import TreeTemplate, read_template
 from ...engine.budget import DraftBudget
@@ -36,7 +36,7 @@ from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.operations import top_k
 from ...machine.hardware import Kept
-from ...options import STARTS, Options, option, unknown_name
+from ...options import Options, option, start_option, unknown_name
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
 
@@ -87,9 +87,7 @@ class RecyclingConfig(Options):
         "name of a tree template, a JSON file of rank paths, or auto: each step the tree "
         "that promises the most tokens per millisecond on this device",
     )
-    start: str = option(
-        "hot", "hot: the matrix lives across questions; cold: cleared before each", choices=STARTS
-    )
+    start: str = start_option("the matrix lives")
     policy: str = option(
         "average",
         "how rows are written. average: from every node, accepted ones last, and half of "
@@ -279,11 +277,10 @@ class RecyclingDrafter(CostAwareDrafter):
         return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if set(tensors) != set(self.memory()):
-            raise ValueError(
-                f"{wrong_tensors(tensors, self.memory())} (tree_version auto, policy average and the "
-                "other policies keep rows of three kinds)"
-            )
+        hint = (
+            " (tree_version auto, policy average and the other policies keep rows of three kinds)"
+        )
+        check_names(tensors, self.memory(), hint)
         matrix = tensors["adjacency"]
         own, hint = self._matrix, " (vocabulary of the model, output_id_topk)"
         check_tensor("matrix: got", matrix, own.dtype, own.shape, hint)

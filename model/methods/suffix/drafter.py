@@ -24,11 +24,11 @@ from heapq import heappop, heappush
 
 import torch
 
-from ...budget.memory import check_ids, wrong_tensors
+from ...budget.memory import check_ids, check_names
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...options import STARTS, Options, option
+from ...options import Options, option, start_option
 from .suffix_tree import Node, OpenText, Place, SuffixTree
 
 # Every token of a text costs up to so many moves.
@@ -169,9 +169,7 @@ class SuffixConfig(Options):
     max_cached_answers: int = option(
         10_000, "answers kept, the newest ones; 0: only the current one", least=0
     )
-    start: str = option(
-        "hot", "hot: answers are kept across questions; cold: cleared before each", choices=STARTS
-    )
+    start: str = start_option("answers are kept")
 
     def _check(self) -> None:
         for name in ("max_spec_factor", "max_spec_offset", "min_token_prob"):
@@ -254,8 +252,7 @@ class SuffixDrafter(Drafter):
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load saved answers; their order decides between equally frequent tokens."""
-        if set(tensors) != set(self.memory()):
-            raise ValueError(wrong_tensors(tensors, self.memory()))
+        check_names(tensors, self.memory())
         answers, lengths = tensors["answers"], tensors["lengths"]
         self._check(answers, lengths)
         self.reset()
