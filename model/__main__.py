@@ -15,7 +15,7 @@ from .options import unknown_name
 NAME = "token-recycling"
 # Function of each command, a module of the harness for its one, and what it does.
 COMMANDS = {
-    "chat": (".chat.command:run", "talk to a model in the terminal, or have one message answered"),
+    "chat": (".chat.__main__:run", "talk to a model in the terminal, or have one message answered"),
     "generate": (".generate:run", "continue a text as it is given"),
     "serve": (".serve.command:run", "serve a model to OpenAI's clients"),
     "compare": ("evaluation.compare", "measure methods in turn on questions (in a checkout)"),

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from .chat.terminal import printable
 from .commands.command_line import (
     OptionParser,
     check_text,
     command_of,
+    printable,
     run_command,
     user_errors,
 )

@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -24,6 +25,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LIBRARY = __name__.partition(".")[0]
 # Packages whose log messages a command shows its user: builds, measurements, kernels.
 NOTING = ("budget", "kernels", "machine")
+# They reorder the text around them, so that it reads as something else (Unicode TR 36).
+BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 # Exit code of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
 # Message of the first Ctrl-C in a run of questions.
@@ -53,6 +56,20 @@ def check_text(text: str, what: str) -> None:
         raise UserError(
             f"{what}: got bytes that are not text in this locale; give UTF-8 (LC_ALL=C.UTF-8)"
         ) from error
+
+
+def printable(text: str) -> str:
+    r"""Return untrusted text with every character that could control a terminal escaped (\x1b).
+
+    Line feeds and tabs stay. Lone surrogates, which no stream can encode, are escaped too.
+    """
+
+    def spelled(character: str) -> str:
+        is_control = unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+        is_escaped = is_control or character in BIDI_CONTROLS
+        return ascii(character)[1:-1] if is_escaped else character
+
+    return "".join(map(spelled, text))
 
 
 @contextmanager

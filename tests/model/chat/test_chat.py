@@ -16,9 +16,8 @@ import torch
 
 from model.api.decoder import SpeculativeDecoder
 from model.api.output import StreamPiece
-from model.chat import command as chat
-from model.chat import terminal
-from model.chat.command import Chat
+from model.chat import __main__ as chat
+from model.chat.__main__ import Chat
 from model.chat.dialogue import default_drafter
 from tests.model.chat.test_dialogue import DEMO
 
@@ -151,7 +150,7 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(
 def test_a_hostile_piece_is_harmless_where_colours_show(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "has_colours", lambda _: True)
+    monkeypatch.setattr(chat, "has_colours", lambda _: True)
     runs = fake_dialogue(piece_of(" one", 2), piece_of(" \x1btwo"), piece_of(" three", 3, "eos"))
     Chat(runs).answer("Hello.")
     out, err = capsys.readouterr()

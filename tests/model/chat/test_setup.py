@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.api.decoder import SpeculativeDecoder
-from model.chat import command as chat
-from model.chat import setup as chat_setup
+from model.chat import __main__ as chat
+from model.chat import dialogue as chat_setup
 from model.commands import loading
 from model.commands.command_line import UserError, run_command
 from tests.model.chat.test_chat import QUESTION, SHORT, figures_of

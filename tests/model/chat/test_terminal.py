@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from model.chat.terminal import has_colours, painter, printable
-from model.commands.command_line import Interrupt
+from model.chat.__main__ import has_colours, painter
+from model.commands.command_line import Interrupt, printable
 
 
 class Screen(io.StringIO):

@@ -20,7 +20,7 @@ from evaluation import compare
 from evaluation.inference.entrants import entrant_of
 from model import SpeculativeDecoder
 from model import methods as registry
-from model.chat import command as chat
+from model.chat import __main__ as chat
 from model.commands.command_line import UserError
 from model.methods import METHODS, find_method
 
