@@ -12,8 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.accelerate import accelerate, restore
-    from .api.custom_generate import recycling, speculative
+    from .api.accelerate import accelerate, recycling, restore, speculative
     from .api.decoder import SpeculativeDecoder, TokenRecycling
     from .api.output import GenerateOutput, StreamPiece
     from .engine.step import StepRecord
@@ -39,9 +38,9 @@ _MODULES = {
     "StreamPiece": ".api.output",
     "TokenRecycling": ".api.decoder",
     "accelerate": ".api.accelerate",
-    "recycling": ".api.custom_generate",
+    "recycling": ".api.accelerate",
     "restore": ".api.accelerate",
-    "speculative": ".api.custom_generate",
+    "speculative": ".api.accelerate",
 }
 
 

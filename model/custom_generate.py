@@ -1,6 +1,5 @@
-"""The short import path of the callables for transformers' `generate`."""
+"""The short import path of the callables for transformers' `generate`, which exported folders use."""
 
-from .api.accelerate import generate_from_folder
-from .api.custom_generate import Speculative, recycling, speculative
+from .api.accelerate import Speculative, generate_from_folder, recycling, speculative
 
 __all__ = ["Speculative", "generate_from_folder", "recycling", "speculative"]

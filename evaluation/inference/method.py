@@ -20,7 +20,7 @@ from evaluation.inference.answering import Answerer, Prompt, Result
 from evaluation.inference.method_batch import MethodBatch
 from evaluation.inference.plan import Plan
 from evaluation.inference.turns import token_rule, turn_of
-from model.api.stop_strings import ends_text
+from model.api.prompts import ends_text
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import user_errors

@@ -17,7 +17,7 @@ from evaluation.inference.client import Client
 from evaluation.inference.config import RunConfig
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
-from model.api.stop_strings import stop_criterion
+from model.api.prompts import stop_criterion
 from model.commands.command_line import user_errors
 from model.commands.loading import CheckedModel
 from model.engine.support import eos_ids_of

@@ -32,14 +32,12 @@ from ..engine.target import TargetModel
 from ..methods import MethodName, drafter_class
 from ..options import chosen
 from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits
-from .checkpoint_settings import warn_of_settings
 from .defaults import choice_of, config_of, option_names
-from .foreign_arguments import OF_MANY, refuse_foreign
-from .loading import base_of, check_tokenizer, load
+from .generate_arguments import OF_MANY, refuse_foreign, warn_of_settings
+from .loading.models import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece, TextStream, pieces_of
-from .prompts import Prompt, prompt_ids_of
+from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
 from .saved_memory import read_memory, save_memory
-from .stop_strings import ends_text, stop_criterion
 from .turns import Texts
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")

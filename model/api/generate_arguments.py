@@ -1,24 +1,27 @@
-"""The arguments of transformers' `generate`, and what each does in a call that is decoded with drafts.
+"""The arguments of transformers' `generate`, and what each does here: the one table of them.
 
-`ARGUMENTS` is the one list: `check` decides by it, `table` writes it for docs/library.md, and a test
-walks it, so that an argument that a version of transformers adds is noticed.
+`check` decides by it whether a call can be decoded with drafts, `table` writes it for docs/library.md, decoders
+refuse by it what they do not take, and a test walks it, so that an argument that a version of transformers adds
+is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..engine.rules import refuse_stateful
 from ..engine.support import CACHE_ARGUMENTS, holds_tokens
-from .prepared import padding_token
-from .prepared_call import PreparedCall
-from .rows import are_by_row, is_by_row
+from ..machine.packages import HERE
+from ..options import unknown_name
+from .prepared_call import PreparedCall, are_by_row, is_by_row
 
-MODES = ("greedy_search", "sample")
+logger = logging.getLogger(__name__)
 
 
 class UnsupportedCallError(ValueError):
@@ -114,22 +117,13 @@ def _is_of_stateful(value: Any, call: PreparedCall) -> bool:
     return value is not None and _has_stateful(value, call)
 
 
-def _is_of_all_prompts(value: Any, call: PreparedCall) -> bool:
-    """Whether a setting has made a processor that keeps all prompts."""
-    return value not in (None, 0, 1.0) and _has_of_all_rows(call.processors, call)
-
-
 def _has_of_all_rows(value: Any, call: PreparedCall) -> bool:
     return not all(map(is_by_row, value))
 
 
-def _ends_all_rows(value: Any, call: PreparedCall) -> bool:
-    return not are_by_row(value)
-
-
-def _has_no_padding(value: Any, call: PreparedCall) -> bool:
-    """Whether there is nothing to put after a text that is shorter than another."""
-    return padding_token(call) is None
+def _is_of_all_prompts(value: Any, call: PreparedCall) -> bool:
+    """Whether a setting has made a processor that keeps all prompts."""
+    return value not in (None, 0, 1.0) and _has_of_all_rows(call.processors, call)
 
 
 NO_BEAMS = "greedy decoding or sampling, no beams"
@@ -229,12 +223,12 @@ ARGUMENTS: tuple[Argument, ...] = (
         "stopping_criteria",
         "works; asked about every new token once, in order. With several prompts, others than lengths, ends of "
         "text, strings and time are transformers', and so are strings and time without an end of text",
-        refused_in_batch=_ends_all_rows,
+        refused_in_batch=lambda value, call: not are_by_row(value),
         allowed_in_batch="lengths and ends of text, beside which also strings and time",
     ),
     Argument(
         "stop_strings tokenizer",
-        "work with `accelerate`; transformers keeps `tokenizer` from callables: `recycling(tokenizer)`",
+        "work; the tokenizer may be given before, to `accelerate` or to the callable",
     ),
     Argument(
         "streamer",
@@ -272,7 +266,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument(
         "pad_token_id",
         "works; with several prompts, one is needed, or an end of text",
-        refused_in_batch=_has_no_padding,
+        refused_in_batch=lambda value, call: call.padding_token is None,
         allowed_in_batch="a token, or an end of text",
     ),
     Argument("bos_token_id eos_token_id", "work; several ends of text too"),
@@ -316,7 +310,7 @@ def check(call: PreparedCall) -> None:
             where = f"{call.origin(name)} with {call.num_prompts} prompts"
             raise refusal(name, value, f"{one.allowed_in_batch}, or one prompt", where)
     mode = call.config.get_generation_mode()
-    if mode not in MODES:  # by a setting that the list does not know yet
+    if mode not in ("greedy_search", "sample"):  # by a setting that the list does not know yet
         raise refusal("generate", mode.value, NO_BEAMS)
     unknown = {name for name, value in call.arguments.items() if value is not None} - BY_NAME.keys()
     for name in sorted(unknown):
@@ -342,3 +336,80 @@ def table() -> str:
         for one in ARGUMENTS
     )
     return "\n".join(("| argument of `generate` | here |", "|---|---|", *rows))
+
+
+OURS = (
+    *("prompt", "max_new_tokens", "temperature", "top_k", "top_p"),
+    *("seed", "stop_strings", "logits_processors"),
+)
+OF_MANY = (
+    *("prompts", *OURS[1:]),
+    *("batch_size", "shares_memory", "return_exceptions", "show_progress"),
+)
+PROMPT = "the prompt is the first argument, and may be a tokenizer's output as it is: without **"
+PROCESSORS = "logits_processors=[transformers.{}LogitsProcessor(...)]"
+# What does it in a decoder's own `generate`, also for arguments of other libraries.
+INSTEAD = {
+    "do_sample": "temperature: above 0 samples, such as temperature=1.0; 0, the default, is greedy",
+    "max_length": "max_new_tokens, which does not count the prompt",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens"),
+    "eos_token_id": "stop_strings; the model's own ends of text are in model.generation_config.eos_token_id",
+    **dict.fromkeys(("stop", "stopping_criteria"), "stop_strings"),
+    **dict.fromkeys(("streamer", "stream"), "stream(prompt, ...), whose pieces come step by step"),
+    "logits_processor": "logits_processors, a list",
+    "generation_config": "its settings as arguments, such as max_new_tokens",
+    "repetition_penalty": PROCESSORS.format("RepetitionPenalty"),
+    "no_repeat_ngram_size": PROCESSORS.format("NoRepeatNGram"),
+    "bad_words_ids": PROCESSORS.format("NoBadWords"),
+    "suppress_tokens": PROCESSORS.format("SuppressTokens"),
+    "tokenizer": "the decoder's own, given when it is made",
+    "return_dict_in_generate": "the answer always has token_ids, text, steps and times",
+    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "inputs"), PROMPT),
+    "messages": "the prompt is the first argument, and may be chat messages",
+    "batch_size": "generate_all(prompts, batch_size=...), for several prompts",
+}
+
+
+def refuse_foreign(names: Iterable[str], where: str, ours: Sequence[str] = OURS) -> None:
+    """Refuse arguments that a function of decoders got and does not have; `ours` are those that it has.
+
+    Raises:
+        ValueError: for the first one, with the argument of ours that does it, or where it is taken.
+    """
+    for name in names:
+        instead = INSTEAD.get(name, "")
+        if name in BY_NAME and instead != PROMPT:
+            elsewhere = f"model.generate after `from {HERE} import accelerate; accelerate(model)`"
+            instead = f"{instead}; or {elsewhere}" if instead else elsewhere
+        if instead:
+            raise ValueError(f"{name}: not an argument of decoder.{where}; allowed: {instead}")
+        raise ValueError(unknown_name(f"argument of decoder.{where}", name, ours))
+
+
+# Settings of a checkpoint that change transformers' texts but not a decoder's own, each with its neutral value.
+# Sampling settings are arguments there, so they are left out.
+SHAPING: dict[str, Any] = {
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
+    **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "repetition_penalty": 1},
+    **{"bad_words_ids": [], "begin_suppress_tokens": [], "suppress_tokens": []},
+    **{"sequence_bias": {}, "stop_strings": []},
+    **dict.fromkeys(("exponential_decay_length_penalty", "forced_bos_token_id")),
+    **dict.fromkeys(("forced_eos_token_id", "max_time", "watermarking_config")),
+}
+
+
+def warn_of_settings(model: PreTrainedModel) -> None:
+    """Warn of settings of a model's generation config that do nothing in a decoder's own `generate`."""
+    config = getattr(model, "generation_config", None)
+    given = {} if config is None else config.to_diff_dict()
+    found = [
+        f"{name}={given[name]}"
+        for name, neutral in SHAPING.items()
+        if given.get(name) not in (None, neutral)
+    ]
+    if found:
+        logger.warning(
+            "generation_config: %s apply only to the model's own generate, not here; give "
+            "logits_processors, or use custom_generate, which honours them",
+            ", ".join(found),
+        )

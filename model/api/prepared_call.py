@@ -1,26 +1,54 @@
-"""A call of `generate` as transformers hands it to a callable.
+"""A call of `generate` as transformers hands it to a callable, and what the decoding loop takes of it.
 
-Shapes: B prompts, P tokens of each, padding included.
+Shapes: B prompts, P tokens of each, padding included, n new tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from transformers import (
+    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
+from transformers.generation import GenerateDecoderOnlyOutput
 
+from ..engine.request import Request
+from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 from .prompts import num_padding
 
+# Transformers' processors that give a row the same scores whatever the others are, and keep nothing of a call.
+# By name, since not every version has them all.
+PROCESSORS = frozenset(
+    {
+        *("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"),
+        *("RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor"),
+        *("SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor"),
+        *("SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+        *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
+        *("ExponentialDecayLengthPenalty", "InfNanRemoveLogitsProcessor", "LogitNormalization"),
+        *("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper"),
+        *("MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"),
+        "WatermarkLogitsProcessor",
+    }
+)
+OF_TRANSFORMERS = "transformers.generation.logits_process"
+CRITERIA = (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria, MaxTimeCriteria)
+# Rows [1, V] by length of the text.
+Kept: TypeAlias = dict[int, torch.Tensor] | None
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass
 class PreparedCall:
     """A call of `generate` as transformers hands it to a callable.
 
@@ -40,7 +68,14 @@ class PreparedCall:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     arguments: Mapping[str, Any]
-    given: frozenset[str] = field(default=frozenset())
+    given: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        is_asked = bool(self.config.return_dict_in_generate)
+        # Of each new token, if they are asked for. By length of the text: at a near-tie the second answer
+        # replaces the first.
+        self._scores: Kept = {} if is_asked and self.config.output_scores else None
+        self._logits: Kept = {} if is_asked and self.config.output_logits else None
 
     def value(self, name: str) -> Any:
         """Return the value of an argument; None if there is none."""
@@ -69,6 +104,13 @@ class PreparedCall:
         return [num_padding(row, self.input_ids.shape[1]) for row in mask.tolist()]
 
     @property
+    def padding_token(self) -> int | None:
+        """The token that fills up texts which are shorter than others; None if there is none."""
+        if self.config.pad_token_id is not None:
+            return int(self.config.pad_token_id)
+        return next(iter(self._ends()), None)
+
+    @property
     def has_usual_positions(self) -> bool:
         """Whether `position_ids` count from the first token of each text that is seen."""
         rows = self.arguments["position_ids"].tolist()
@@ -81,3 +123,98 @@ class PreparedCall:
         if name in self.given or of_model is None or self.value(name) != of_model:
             return ""
         return " (from the model's generation_config, not from the call)"
+
+    def requests(self) -> list[Request]:
+        """Return what is asked for in each row, whose padding processors and criteria see too.
+
+        Raises:
+            ValueError: if there is no limit.
+        """
+        limits = [one.max_length for one in self.criteria if type(one) is MaxLengthCriteria]
+        if not limits:
+            raise ValueError("max_new_tokens: got none; allowed: 1 or more")
+        limit, ends = int(min(limits)) - self.input_ids.shape[1], frozenset(self._ends())
+        requests = []
+        for index, (row, num) in enumerate(zip(self.input_ids, self.padding, strict=True)):
+            rule, stop = self._rule(index, row[None, :num]), self._stop(row[:num])
+            requests.append(Request(row[num:].tolist(), limit, ends, rule, stop))
+        return requests
+
+    def output(self, answers: Sequence[Sequence[int]]) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Return what `generate` returns: int64 [B, P + n], padded on the right, or an output that holds it."""
+        longest, padding = max(map(len, answers)), self.padding_token or 0  # one prompt needs none
+        rows = [[*answer, *[padding] * (longest - len(answer))] for answer in answers]
+        rest = torch.tensor(rows, device=self.input_ids.device)
+        sequences = torch.cat((self.input_ids, rest), dim=1)
+        if not self.config.return_dict_in_generate:
+            return sequences
+        scores, logits = _in_order(self._scores), _in_order(self._logits)
+        return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)
+
+    def _ends(self) -> list[int]:
+        """Return the tokens that end a text."""
+        ends = [one.eos_token_id for one in self.criteria if type(one) is EosTokenCriteria]
+        return [token for ids in ends for token in ids.flatten().tolist()]
+
+    def _rule(self, index: int, padding: torch.Tensor) -> TokenRule | None:
+        """Return the rule that chooses a row's tokens after its padding [1, ...]; None for argmax."""
+        processors, do_sample = self._processors_of(index), self.config.do_sample
+        if not do_sample and not processors and self._scores is None and self._logits is None:
+            return None
+
+        def process(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            # On the device of transformers' inputs, which need not be the model's.
+            input_ids = torch.cat((padding, input_ids.to(padding.device)), dim=1)
+            logits = logits.to(padding.device)
+            scores: torch.Tensor = processors(input_ids, logits)
+            for kept, values in ((self._scores, scores), (self._logits, logits)):
+                if kept is not None:
+                    kept[input_ids.shape[1]] = values
+            return scores
+
+        return SamplingRule([process]) if do_sample else GreedyRule([process])
+
+    def _processors_of(self, index: int) -> LogitsProcessorList:
+        """Return the processors to ask about a row: a repetition penalty may know each row's padding [B]."""
+        found = LogitsProcessorList()
+        for processor in self.processors:
+            num_ignored = getattr(processor, "prompt_ignore_length", None)
+            if isinstance(num_ignored, torch.Tensor):
+                processor = copy.copy(processor)
+                processor.prompt_ignore_length = num_ignored[index : index + 1]
+            found.append(processor)
+        return found
+
+    def _stop(self, padding: torch.Tensor) -> Callable[[Sequence[int]], bool] | None:
+        """Return a function that asks about a text the criteria that the loop does not know."""
+        known = (MaxLengthCriteria, EosTokenCriteria)
+        asked = StoppingCriteriaList(one for one in self.criteria if type(one) not in known)
+        if not asked:
+            return None
+        before = padding.tolist()
+
+        def stop(text: Sequence[int]) -> bool:
+            with as_in_transformers():
+                input_ids = torch.tensor([[*before, *text]], device=padding.device)
+                return bool(asked(input_ids, _in_order(self._scores)).all())
+
+        return stop
+
+
+def _in_order(kept: Kept) -> tuple[torch.Tensor, ...] | None:
+    return None if kept is None else tuple(kept.values())
+
+
+def is_by_row(processor: Any) -> bool:
+    """Whether a processor may be asked about each row of a batch by itself."""
+    cls = type(processor)
+    return cls.__module__ == OF_TRANSFORMERS and cls.__name__ in PROCESSORS
+
+
+def are_by_row(criteria: StoppingCriteriaList) -> bool:
+    """Whether criteria may be asked about each row of a batch by itself.
+
+    Without an end of text, transformers goes on with a row that another criterion ended until all rows have ended.
+    """
+    kinds = {type(one) for one in criteria}
+    return kinds <= {*CRITERIA} and (EosTokenCriteria in kinds or kinds <= {MaxLengthCriteria})

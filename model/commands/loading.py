@@ -17,9 +17,8 @@ from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.gguf import check_gguf, is_gguf, read
-from ..api.tokenizer import read_tokenizer
-from ..api.weights import choose_weights, read_weights
+from ..api.loading.gguf import check_gguf, is_gguf, read, read_tokenizer
+from ..api.loading.weights import choose_weights, read_weights
 from ..compiled.graphs import graphed
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError, context_limit

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from model.api.weights import read_weights
+from model.api.loading.weights import read_weights
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import write_whole
 from model.commands.loading import check_model

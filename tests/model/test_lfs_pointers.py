@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from model.api import saved_memory
-from model.api.gguf import check_gguf
+from model.api.loading.gguf import check_gguf
 from model.commands import matrix_file
 from model.methods.heads.head_files import read_heads
 from model.methods.rest.datastore import Datastore

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from model.api import gguf
-from model.api.weights import read_weights
+from model.api.loading import gguf
+from model.api.loading.weights import read_weights
 from model.commands import model_options
 from model.commands.command_line import UserError
 from model.commands.model_options import KNOWN_MODELS, KnownModel, ModelOptions, resolve_model
@@ -26,7 +26,7 @@ from model.commands.options import config_of
 from scripts.download_data import NetworkError
 from scripts.download_model import is_whole, main
 from tests.evaluation.conftest import error_line, read_meta, run
-from tests.model.api.tiny_gguf import TEMPLATE, tiny_llama, write_gguf
+from tests.model.api.loading.tiny_gguf import TEMPLATE, tiny_llama, write_gguf
 
 NAME = "tiny"
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from evaluation.answers.provenance import model_fingerprint
-from model.api import gguf
+from model.api.loading import gguf
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from tests.evaluation.conftest import error_line, read_meta, run, token_ids
-from tests.model.api.tiny_gguf import tiny_llama, write_gguf
+from tests.model.api.loading.tiny_gguf import tiny_llama, write_gguf
 
 SHORT = ["--threads", "1", "--warmup", "0", "--max-new-tokens", "24", "--question-end", "2"]
 

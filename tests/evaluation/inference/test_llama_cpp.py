@@ -28,7 +28,7 @@ from evaluation.reporting.notes import group_notes
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
-from tests.model.api.tiny_gguf import tiny_llama, write_gguf
+from tests.model.api.loading.tiny_gguf import tiny_llama, write_gguf
 
 NEW = 8
 FEW = ["--threads", "1", "--max-new-tokens", str(NEW), "--question-end", "2", "--warmup", "1"]

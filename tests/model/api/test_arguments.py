@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from model import SpeculativeDecoder, TokenRecycling
-from model.api import loading
 from model.api.generate_arguments import BY_NAME
+from model.api.loading import models as loading
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 PROMPT = "USER: Tell me about the sea. ASSISTANT:"

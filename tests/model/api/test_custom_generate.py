@@ -26,8 +26,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import model.engine.read_out
-from model.api.accelerate import accelerate, generate_from_folder
-from model.api.custom_generate import Speculative, recycling, speculative
+from model.api.accelerate import accelerate
+from model.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.engine.support import cache_argument
 from model.methods import METHODS
 from tests.model.api.test_decoder import PROMPT, demo

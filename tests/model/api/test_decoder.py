@@ -27,7 +27,7 @@ from transformers import (
 
 import model as package
 from model import SpeculativeDecoder, TokenRecycling
-from model.api.custom_generate import recycling
+from model.custom_generate import recycling
 from model.engine.support import UnsupportedModelError
 from model.methods import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options

@@ -17,7 +17,7 @@ import torch
 
 import model
 from model import SpeculativeDecoder, TokenRecycling
-from model.api.custom_generate import Speculative
+from model.custom_generate import Speculative
 from model.methods import BUILT_IN, MethodName
 from model.methods.recycling.drafter import RecyclingConfig
 
@@ -52,7 +52,7 @@ REVEALED = [
     "model.api.output.GenerateOutput",
     "list[model.api.output.GenerateOutput]",
     "model.api.output.StreamPiece",
-    "model.api.custom_generate.Speculative",
+    "model.api.accelerate.Speculative",
     "str",
 ]
 

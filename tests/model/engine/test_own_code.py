@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from model import SpeculativeDecoder
-from model.api.custom_generate import recycling
+from model.custom_generate import recycling
 from model.engine import self_test as module
 from model.engine.own_code import OwnCode
 from model.engine.self_test import prove_changes

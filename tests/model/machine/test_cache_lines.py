@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from model.api.weights import read_weights
+from model.api.loading.weights import read_weights
 from model.machine.hardware import LINE, begin_at_lines
-from tests.model.api.tiny_gguf import tiny_llama
+from tests.model.api.loading.tiny_gguf import tiny_llama
 
 
 def within_a_line(*size: int) -> nn.Parameter:

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import model.engine.read_out
-from model.api.custom_generate import speculative
 from model.compiled.target import StaticTarget
+from model.custom_generate import speculative
 from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
 from model.engine.prefix_cache import PrefixCache

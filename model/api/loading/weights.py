@@ -5,7 +5,7 @@ Weights that stay in their bits are read by the kernel for a few rows (`kernels/
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..kernels.packed import TYPES
-from ..kernels.short_pass import DTYPES, short_pass_kernel
-from ..machine.hardware import begin_at_lines
-from ..options import WEIGHTS, unknown_name
+from ...kernels.packed import TYPES
+from ...kernels.short_pass import DTYPES, short_pass_kernel
+from ...machine.hardware import begin_at_lines
+from ...options import WEIGHTS, unknown_name
 from . import packed_torchao
 from .gguf import check_gguf, forget_parsed, is_gguf, read
 
@@ -65,10 +65,13 @@ def _why_not_native(
         return f"on {device}; allowed: on a CPU"
     if dtype != "auto" and dtype not in (*DTYPES, *(str(one).split(".")[1] for one in DTYPES)):
         return f"in {dtype}; allowed: in float32, bfloat16 or float16"
-    if kind is None and not _has_packed(path):
-        allowed = f"with weights of {', '.join(TYPES)}"
-        return f"with {path}, which has no such weights; allowed: {allowed}"
-    if kind is not None and kind not in packed_torchao.CONFIGS:
+    if kind is None:
+        from .packed_gguf import has_packed  # not in an older transformers
+
+        if not has_packed(path):
+            allowed = f"with weights of {', '.join(TYPES)}"
+            return f"with {path}, which has no such weights; allowed: {allowed}"
+    elif kind not in packed_torchao.CONFIGS:
         allowed = f"with one of {' or '.join(packed_torchao.CONFIGS)}"
         return f"with {path}, quantised with {kind}; allowed: {allowed}"
     if not short_pass_kernel():
@@ -98,8 +101,10 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
 
 def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedModel:
     check_gguf(path)
+    from .packed_gguf import packed_layers  # not in an older transformers
+
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
-    with _packed_layers() if is_native else nullcontext():
+    with packed_layers() if is_native else nullcontext():
         model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
     if is_native:
         model.hf_quantizer.remove_quantization_config(model)
@@ -114,15 +119,3 @@ def keep_as(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
     if weights and packed_torchao.quantised_as(model.config):
         (packed_torchao.pack if weights == "native" else packed_torchao.dequantise)(model)
     return model
-
-
-def _has_packed(file: Path) -> bool:
-    from .packed_gguf import has_packed  # not in an older transformers
-
-    return has_packed(file)
-
-
-def _packed_layers() -> AbstractContextManager[None]:
-    from .packed_gguf import packed_layers  # not in an older transformers
-
-    return packed_layers()

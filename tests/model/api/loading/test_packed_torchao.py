@@ -3,7 +3,7 @@
 torchao is no requirement of the tests: where it is installed, every process imports it and writes to stderr. So:
 pip install --target .venv/torchao --no-deps "torchao>=0.18,<0.19"
 
-Run: PYTHONPATH=.venv/torchao pytest tests/model/api/test_packed_torchao.py
+Run: PYTHONPATH=.venv/torchao pytest tests/model/api/loading/test_packed_torchao.py
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TorchAoConfig
 
 from model import SpeculativeDecoder
-from model.api import weights as kept
-from model.api.packed_torchao import quantised_as
-from model.api.weights import choose_weights, read_weights
+from model.api.loading import weights as kept
+from model.api.loading.packed_torchao import quantised_as
+from model.api.loading.weights import choose_weights, read_weights
 from model.engine.target import TargetModel
 from model.kernels.packed import PackedLinear
 from model.kernels.short_pass import short_pass_kernel

@@ -9,8 +9,7 @@ quantizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,8 @@ from transformers.modeling_gguf_pytorch_utils import (
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
-from ..kernels.packed import TYPES, PackedEmbedding, PackedLinear
-from .gguf import ONE_AT_A_TIME
-
-GGUF = "gguf"
+from ...kernels.packed import TYPES, PackedEmbedding, PackedLinear
+from .gguf import exchanged
 
 
 class _Quantizer(GgufHfQuantizer):  # type: ignore[misc]
@@ -149,13 +146,6 @@ def has_packed(file: Path) -> bool:
     return not kinds.isdisjoint(TYPES)
 
 
-@contextmanager
-def packed_layers() -> Iterator[None]:
+def packed_layers() -> AbstractContextManager[None]:
     """Within the block transformers loads GGUF files with packed layers."""
-    with ONE_AT_A_TIME:
-        own = AUTO_QUANTIZER_MAPPING[GGUF]
-        AUTO_QUANTIZER_MAPPING[GGUF] = _Quantizer
-        try:
-            yield
-        finally:
-            AUTO_QUANTIZER_MAPPING[GGUF] = own
+    return exchanged(AUTO_QUANTIZER_MAPPING, {"gguf": _Quantizer})

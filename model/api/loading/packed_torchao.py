@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..kernels.packed import INT8, PackedLinear
+from ...kernels.packed import INT8, PackedLinear
 
 # torchao's configs whose weights the kernel reads.
 CONFIGS = ("Int8WeightOnlyConfig", "IntxWeightOnlyConfig")

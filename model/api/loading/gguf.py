@@ -18,15 +18,17 @@ from threading import RLock
 from typing import Any
 
 import transformers
+from transformers import AutoTokenizer
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from ..machine.files import refuse_lfs_pointer
+from ...machine.files import refuse_lfs_pointer
 
 MAGIC = b"GGUF"
 # Transformers unpacks by the first, and places the tensors by the second.
 PACKAGES = ("gguf", "accelerate")
 # 4.57 takes the first special token of a Llama file for the one that ends texts.
 OLDEST_TRANSFORMERS = (5, 23)
-# Held while functions of transformers or gguf are exchanged for a load.
+# Held while names of transformers or gguf are exchanged for a load.
 ONE_AT_A_TIME = RLock()
 
 
@@ -70,31 +72,41 @@ def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
         return auto_class.from_pretrained(path, **words)
     check_gguf(path)
     file = Path(path).absolute()
-    with _only_errors(), _parsed_once():
-        return auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
+    package, before = import_module("gguf"), transformers.logging.get_verbosity()
+    # Each file is parsed once, not for the config, the tokenizer and the weights each, and each table of names is
+    # made once, not for each module: of a model with 30 layers and 49,152 tokens together 11 s.
+    once = {
+        "GGUFReader": partial(_reader, package.GGUFReader),
+        "get_tensor_name_map": cache(package.get_tensor_name_map),
+    }
+    with exchanged(vars(package), once):
+        transformers.logging.set_verbosity_error()  # of notes about keys of the file that are not needed
+        try:
+            return auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
+        finally:
+            transformers.logging.set_verbosity(before)
+
+
+def read_tokenizer(path: str | Path, **words: Any) -> Any:
+    """Return the tokenizer of a folder, a GGUF file or a hub name; errors as of `read`.
+
+    Tokenizers that are a sentencepiece model, such as Llama's and Vicuna's, once put a word's beginning after every
+    special token: "</s>" and "▁USER" where a chat goes on. Transformers 4 reads them so unless their settings say
+    `legacy: false`. Transformers 5 takes no word for false, and reads second turns in tokens that these models were
+    not trained on.
+    """
+    tokenizer = read(AutoTokenizer, path, **words)
+    is_sentencepiece = str(getattr(tokenizer, "vocab_file", "")).endswith("tokenizer.model")
+    if is_sentencepiece and getattr(tokenizer, "legacy", None) is False:
+        settings = get_tokenizer_config(str(path), **words)
+        if settings.get("legacy") is None:
+            return read(AutoTokenizer, path, legacy=True, **words)
+    return tokenizer
 
 
 def forget_parsed() -> None:
     """Free the contents of the file that was read last."""
     _parsed.cache_clear()
-
-
-@contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Within the block transformers parses each file once, and makes each table of names once.
-
-    It parses the file for the config, the tokenizer and the weights, and makes the table for each module: of a
-    model with 30 layers and 49,152 tokens together 11 s.
-    """
-    package: Any = import_module("gguf")
-    with ONE_AT_A_TIME:
-        own = package.GGUFReader, package.get_tensor_name_map
-        package.GGUFReader = partial(_reader, package.GGUFReader)
-        package.get_tensor_name_map = cache(package.get_tensor_name_map)
-        try:
-            yield
-        finally:
-            package.GGUFReader, package.get_tensor_name_map = own
 
 
 def _reader(parse: Callable[[str], Any], path: str | Path) -> Any:
@@ -109,11 +121,12 @@ def _parsed(parse: Callable[[str], Any], path: str, *changed: int) -> Any:
 
 
 @contextmanager
-def _only_errors() -> Iterator[None]:
-    """Silence transformers' notes about keys of the file that are not needed."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
+def exchanged(names: dict[str, Any], values: dict[str, Any]) -> Iterator[None]:
+    """Within the block names of transformers or gguf have other values; one thread at a time."""
+    with ONE_AT_A_TIME:
+        own = {name: names[name] for name in values}
+        names.update(values)
+        try:
+            yield
+        finally:
+            names.update(own)

@@ -1,6 +1,6 @@
 """GGUF files whose weights stay in their bits: the tokens of the dequantised weights, and what is refused.
 
-Run: pytest tests/model/api/test_packed_gguf.py
+Run: pytest tests/model/api/loading/test_packed_gguf.py
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder
-from model.api import gguf
-from model.api.weights import choose_weights, read_weights
+from model.api.loading import gguf
+from model.api.loading.weights import choose_weights, read_weights
 from model.commands.model_options import ModelOptions
 from model.engine.target import TargetModel
 from model.kernels import attention
 from model.kernels.packed import PackedEmbedding, PackedLinear, num_weights, packed_weights
 from model.kernels.short_pass import short_pass_kernel
 from model.methods import METHODS
-from tests.model.api.tiny_gguf import LAYERS, tiny_llama, write_gguf
+from tests.model.api.loading.tiny_gguf import LAYERS, tiny_llama, write_gguf
 from tests.model.decoded import referee, required_options
 
 pytestmark = pytest.mark.skipif(

@@ -1,6 +1,6 @@
 """GGUF files as models: the weights and tokens of the folder that they were made of, and what is refused.
 
-Run: pytest tests/model/api/test_gguf.py
+Run: pytest tests/model/api/loading/test_gguf.py
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging
 
 from model import SpeculativeDecoder
-from model.api import gguf
-from model.api.gguf import read
-from model.api.weights import read_weights
+from model.api.loading import gguf
+from model.api.loading.gguf import read
+from model.api.loading.weights import read_weights
 from model.engine.target import TargetModel
 from model.methods import METHODS
-from tests.model.api.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
+from tests.model.api.loading.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
 from tests.model.decoded import referee, required_options
 
 pytestmark = pytest.mark.skipif(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from ..engine.loaded_model import IN_TRAINING
-from ..machine.packages import HERE
-from ..options import DTYPES, unknown_name
-from .gguf import is_gguf, read
-from .tokenizer import read_tokenizer
+from ...engine.loaded_model import IN_TRAINING
+from ...machine.packages import HERE
+from ...options import DTYPES, unknown_name
+from .gguf import is_gguf, read, read_tokenizer
 from .weights import choose_weights, keep_as, read_weights
 
 OF_TOKENIZER = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
@@ -43,13 +42,6 @@ INSTEAD = {
 A_MODEL = "allowed: a loaded causal LM of transformers"
 
 
-class Loaded(NamedTuple):
-    """A model in eval mode, and its tokenizer."""
-
-    model: PreTrainedModel
-    tokenizer: Any
-
-
 def load(
     path: str | Path,
     dtype: str | torch.dtype,
@@ -57,8 +49,8 @@ def load(
     words: Mapping[str, Any],
     of_method: Sequence[str],
     weights: str = "auto",
-) -> Loaded:
-    """Load a model and its tokenizer; arguments that nothing takes are refused before.
+) -> tuple[PreTrainedModel, Any]:
+    """Load a model in eval mode, and its tokenizer; arguments that nothing takes are refused before.
 
     Args:
         path: folder, GGUF file or hub name.
@@ -86,7 +78,7 @@ def load(
     if is_auto and not is_file:
         # The loaded model says who quantised it: nothing is read twice, and an adapter's folder has no config.
         keep_as(model, choose_weights(path, weights, device, dtype, model.config))
-    return Loaded(model.eval(), tokenizer)
+    return model.eval(), tokenizer
 
 
 def _config_of(path: str | Path, words: Mapping[str, Any]) -> Any:
@@ -119,11 +111,7 @@ def _refuse_unknown(path: str | Path, words: Mapping[str, Any], of_method: Seque
 
 
 def base_of(model: Any) -> PreTrainedModel:
-    """Return a model to decode with, without peft's wrapper.
-
-    Raises:
-        ValueError: as `without_wrapper`, and for a model in training mode.
-    """
+    """Return a model to decode with; as `without_wrapper`, and refuses a model in training mode."""
     base = without_wrapper(model)
     if model.training:
         raise ValueError(IN_TRAINING)
@@ -156,10 +144,8 @@ def _refuse_other_than_model(model: Any) -> None:
         hint = "such as AutoModelForCausalLM.from_pretrained(path), or SpeculativeDecoder.from_pretrained(path)"
     elif hasattr(model, "get_vocab"):
         hint = "the tokenizer is the second argument"
-    elif isinstance(model, torch.nn.Module) and hasattr(
-        model, "module"
-    ):  # DataParallel and the like
-        hint = "give what it wraps, its .module"
+    elif isinstance(model, torch.nn.Module) and hasattr(model, "module"):
+        hint = "give what it wraps, its .module"  # of DataParallel and the like
     elif hasattr(model, "tokenizer"):  # a pipeline
         hint = "give its .model and its .tokenizer"
     elif hasattr(model, "model"):

@@ -1,0 +1,1 @@
+"""Models and tokenizers for decoders, also of GGUF files and with quantised weights."""

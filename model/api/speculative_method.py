@@ -1,0 +1,376 @@
+"""A method that decodes calls of a model's `generate`: what `accelerate` and the callables stand on.
+
+Transformers prepares processors, criteria and lengths, and the method decodes with them.
+
+Shapes: B prompts, P tokens of each, padding included, n new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import MethodType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+
+from ..engine.packing import why_not_packed
+from ..engine.request import Request
+from ..engine.step import StepRecord
+from ..engine.support import refuse_unverifiable
+from ..engine.target import TargetModel
+from .decoder import SpeculativeDecoder
+from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, check, refusal
+from .loading.models import check_tokenizer
+from .prepared_call import PreparedCall
+from .prompts import stop_criterion
+
+logger = logging.getLogger(__name__)
+
+Generated: TypeAlias = torch.Tensor | GenerateDecoderOnlyOutput
+# Transformers keeps them from callables.
+KEPT = ("assistant_model", "synced_gpus")
+
+
+class Asked(NamedTuple):
+    """What is known of a call beside that which transformers prepares.
+
+    Attributes:
+        given: the call's arguments, by name.
+        streamer: gets the prompt [1, P], then new tokens [n].
+        is_by_token: whether these come one at a time, as of `generate`; else those of a step together.
+        may_leave: whether the call can be left to transformers. Then more than the model's context is refused,
+            where a text would end, and several prompts, if they would have to be decoded in turn.
+    """
+
+    given: Mapping[str, Any]
+    streamer: BaseStreamer | None = None
+    is_by_token: bool = True
+    may_leave: bool = False
+
+
+class SpeculativeMethod:
+    """A method that decodes the calls of one model's `generate`; it keeps memory and cache from call to call.
+
+    Args:
+        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
+        tokenizer: for `stop_strings`.
+        options: the method's options.
+
+    Attributes:
+        decoder_class: of the decoder.
+        steps: records of the steps of the call that ended last; of several prompts one text after the other.
+        decoder: the decoder, from the first call on.
+
+    Raises:
+        ValueError: for a tokenizer that is none.
+    """
+
+    decoder_class: type[SpeculativeDecoder] = SpeculativeDecoder
+
+    def __init__(self, method: str | None = None, tokenizer: Any = None, **options: Any) -> None:
+        check_tokenizer(tokenizer)
+        self.method = method
+        self.tokenizer = tokenizer
+        self.options = options
+        self.steps: list[StepRecord] = []
+        self.decoder: SpeculativeDecoder | None = None
+        self._saved: Path | None = None  # loaded when there is a decoder
+        self._lock = threading.Lock()  # of making the decoder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy without memory: a copy, such as one made with its model, belongs to another model."""
+        return partial(type(self), **self.options), (self.method, self.tokenizer)
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        method, state = self.method or self.decoder_class.own_method, "no call yet"
+        if self.decoder is not None:
+            method = self.decoder.method
+            state = f"on a {type(self.decoder.target.model).__name__}"
+        return f"<speculative({method!r}{options}), {state}>"
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Tokens emitted by each of these steps, bonus token included."""
+        return [len(step.tokens) for step in self.steps]
+
+    def save(self, path: str | Path) -> None:
+        """Save what the method has learned to a safetensors file.
+
+        Raises:
+            ValueError: before the first call, or if the method keeps nothing across prompts.
+        """
+        if self.decoder is None:
+            raise ValueError(
+                "save: got no call yet, so nothing was learned; allowed: after the first call"
+            )
+        self.decoder.save_matrix(path)
+
+    def load(self, path: str | Path) -> None:
+        """Load what `save` wrote; before the first call, the file is read when that call begins.
+
+        Raises:
+            ValueError: if it does not fit this method, vocabulary and options, here or at the first call.
+            FileNotFoundError: if there is no such file.
+        """
+        with self._lock:
+            if self.decoder is not None:
+                self.decoder.load_matrix(path)
+            elif not Path(path).is_file():
+                raise FileNotFoundError(
+                    f"load: got {path}, which is not a file; allowed: a file that save wrote"
+                )
+            else:
+                self._saved = Path(path)
+
+    def reset(self) -> None:
+        """Forget what the method has learned and the last text, and free its rows."""
+        self._saved = None
+        if self.decoder is not None:
+            self.decoder.reset()
+
+    def prepare(self, model: PreTrainedModel) -> SpeculativeDecoder:
+        """Return the decoder, which is made and tested once, and anew for a model that was moved or cast.
+
+        Raises:
+            ValueError: if the model or an option is not allowed, or another model was used before.
+            UnsupportedCallError: if the model cannot be used any more, such as in training mode.
+        """
+        with self._lock:
+            if self.decoder is None:
+                decoder = self._made(model)
+                if self._saved is not None:
+                    decoder.load_matrix(self._saved)
+                self._saved, self.decoder = None, decoder
+            if self.decoder.target.model is not model:
+                raise ValueError(
+                    "custom_generate: got another model than at its first call, whose tokens it has "
+                    "learned; make one for each model"
+                )
+            try:
+                self.decoder.target.check_unchanged()
+            except ValueError:
+                try:
+                    self.decoder = self._made(model)
+                except ValueError as error:
+                    raise UnsupportedCallError("model", str(error)) from error
+                logger.warning(
+                    "%s: the model was moved, cast or resized; what the method had learned is forgotten",
+                    self.decoder.method,
+                )
+            return self.decoder
+
+    def _made(self, model: PreTrainedModel) -> SpeculativeDecoder:
+        return self.decoder_class(model, self.tokenizer, self.method, **self.options)
+
+    def generate(
+        self,
+        generate: Callable[..., Any],
+        model: PreTrainedModel,
+        given: Mapping[str, Any],
+        may_leave: bool = False,
+    ) -> Any:
+        """Let transformers prepare a call, and decode it.
+
+        Args:
+            generate: of the model's class.
+            model: the model.
+            given: the call's arguments, by name; with `step_streamer` instead of `streamer`, the tokens of each
+                step come to it together.
+            may_leave: as of `Asked`.
+
+        Raises:
+            UnsupportedCallError: before the first token, if it cannot be decoded with drafts.
+            ValueError: as transformers' own, and for a model or an option that is not allowed.
+        """
+        streamer, step_streamer = given.get("streamer"), given.get("step_streamer")
+        if streamer is not None and step_streamer is not None:
+            raise ValueError("streamer, step_streamer: got both; allowed: one of them")
+        _refuse_beforehand(model, given)
+        words = _with_stop_criterion(model, given, self.tokenizer)
+        for name in ("streamer", "step_streamer", "tokenizer", "custom_generate"):
+            words.pop(name, None)
+        is_by_token = step_streamer is None
+        asked = Asked(given, streamer if is_by_token else step_streamer, is_by_token, may_leave)
+        is_reached = False
+
+        def prepared(*args: Any, **kwargs: Any) -> Generated:
+            nonlocal is_reached
+            is_reached = True
+            return self.decode(asked, *args, **kwargs)
+
+        result = generate(model, **words, custom_generate=prepared)
+        if not is_reached:
+            raise UnsupportedCallError(
+                "generate",
+                f"generate: got a generate of {type(model).__name__}'s own, which does not call "
+                "custom_generate; allowed: the generate of transformers",
+            )
+        return result
+
+    def decode(
+        self,
+        asked: Asked,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Generated:
+        """Decode what transformers has prepared; after `asked`, the arguments are a callable's.
+
+        Returns:
+            int64 [B, P + n], texts that are shorter than others padded on the right. With
+            `return_dict_in_generate` an output that holds it and, if asked for, n scores and logits, each float32
+            [1, V]. Its cache is None: the rows stay here.
+        """
+        if model.config.is_encoder_decoder:  # before its arguments, which are others
+            refuse_unverifiable(model)
+        _drop_unfilled_cache(model)
+        _check_inputs(model)
+        others = {name: asked.given.get(name) for name in KEPT} | {"streamer": asked.streamer}
+        call = PreparedCall(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs | others,
+            frozenset(asked.given),
+        )
+        check(call)
+        decoder = self.prepare(model)
+        requests = call.requests()
+        if asked.may_leave:
+            _leave(decoder.target, call, requests)
+        if call.num_prompts > 1:
+            rows = decoder.texts.steps_of_all(requests)
+        else:
+            rows = [_decode_one(decoder, requests[0], input_ids, asked)]
+        self.steps = [step for steps in rows for step in steps]
+        answers = [[token for step in steps for token in step.tokens] for steps in rows]
+        return call.output(answers)
+
+
+@contextmanager
+def ended_on_error(given: Mapping[str, Any]) -> Iterator[None]:
+    """End a call's streamer when an error leaves, as whoever reads it in another thread would wait for ever."""
+    try:
+        yield
+    except BaseException:
+        for streamer in (given.get("streamer"), given.get("step_streamer")):
+            if streamer is not None:
+                with suppress(Exception):  # the first error is the one to be seen
+                    streamer.end()
+        raise
+
+
+def _refuse_beforehand(model: PreTrainedModel, given: Mapping[str, Any]) -> None:
+    """Refuse settings on which transformers acts before it calls a callable."""
+    for name in BEFOREHAND:
+        value = _setting(model, given, name)
+        if value in (True, "paged"):
+            origin = (
+                "" if name in given else " (from the generation_config, not from the call itself)"
+            )
+            raise refusal(name, value, BY_NAME[name].allowed, origin)
+
+
+def _with_stop_criterion(
+    model: PreTrainedModel, given: Mapping[str, Any], tokenizer: Any
+) -> dict[str, Any]:
+    """Return a call's arguments with the criterion in place of `stop_strings`.
+
+    Transformers makes it with the tokenizer, which it keeps from callables.
+    """
+    words = dict(given)
+    strings: str | Sequence[str] | None = _setting(model, given, "stop_strings")
+    if not strings:
+        return words
+    words["stop_strings"] = None  # also those of a generation config
+    if given.get("tokenizer") is not None:
+        tokenizer = given["tokenizer"]
+    criterion = stop_criterion(
+        strings, tokenizer, "give tokenizer= to accelerate, to the callable or to generate"
+    )
+    criteria = given.get("stopping_criteria") or []
+    if not any(type(one) is StopStringCriteria for one in criteria):  # as in transformers
+        words["stopping_criteria"] = StoppingCriteriaList([*criteria, criterion])
+    return words
+
+
+def _setting(model: PreTrainedModel, given: Mapping[str, Any], name: str) -> Any:
+    """Return a setting of a call: its own, else its generation config's, else the model's."""
+    if name in given:
+        return given[name]
+    configs = (given.get("generation_config"), model.generation_config)
+    return next(filter(None, (getattr(config, name, None) for config in configs)), None)
+
+
+def _drop_unfilled_cache(model: PreTrainedModel) -> None:
+    """Drop the static cache that transformers 4 has made for this call, and keeps for the next.
+
+    No pass fills it here, and on an unfilled one its next call fails.
+    """
+    layers = getattr(model.__dict__.get("_cache"), "layers", ())
+    if not all(getattr(layer, "is_initialized", True) for layer in layers):
+        del model._cache
+
+
+def _check_inputs(model: PreTrainedModel) -> None:
+    """Refuse a model whose function that prepares inputs was exchanged, as by peft; its class's is proved."""
+    prepare = type(model).prepare_inputs_for_generation
+    if model.prepare_inputs_for_generation != MethodType(prepare, model):
+        raise UnsupportedCallError(
+            "model",
+            "model: its prepare_inputs_for_generation was replaced, as for a learned prompt; allowed: the "
+            "model's own; adapters in the layers, such as LoRA, are fine",
+        )
+
+
+def _leave(target: TargetModel, call: PreparedCall, requests: Sequence[Request]) -> None:
+    """Refuse a call with which transformers does more: texts that outgrow the model's context, which would end
+    there, and several prompts whose texts would be decoded in turn.
+    """
+    for request in requests:
+        num_tokens = len(request.prompt_ids)
+        limit, context = num_tokens + request.max_new_tokens, target.context_limit(num_tokens)
+        if context is not None and limit > context:
+            got, allowed = f"{limit} tokens, prompt included", f"the model's context of {context}"
+            raise refusal("max_length", got, allowed)
+    if call.num_prompts > 1 and (why := why_not_packed(target)):
+        raise refusal("input_ids", call.input_ids, f"one prompt with this model: {why}")
+
+
+def _decode_one(
+    decoder: SpeculativeDecoder, request: Request, input_ids: torch.Tensor, asked: Asked
+) -> list[StepRecord]:
+    """Decode a text, hand it to the streamer, and return its steps."""
+    steps, streamer = [], asked.streamer
+    # An error below would leave the decoder with an open text.
+    with closing(decoder.texts.steps_of(request)) as running:
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        for step in running:
+            steps.append(step)
+            if streamer is not None:
+                parts = [[token] for token in step.tokens] if asked.is_by_token else [step.tokens]
+                for part in parts:
+                    streamer.put(torch.tensor(part, device="cpu"))
+    if streamer is not None:
+        streamer.end()
+    return steps
