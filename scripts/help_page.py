@@ -1,10 +1,10 @@
-"""Write docs/help.md: what `--help` of every command says.
+"""Write docs/help.md: what `--help` of every command says; and the table of arguments in docs/library.md.
 
 Run:
-    python -m scripts.help_page            # writes the page
-    python -m scripts.help_page --check    # only says whether it is up to date
+    python -m scripts.help_page            # writes the pages
+    python -m scripts.help_page --check    # only says whether they are up to date
 
-Exit code: 0; 1 if the page differs, with --check; 2 if an option cannot be used.
+Exit code: 0; 1 if a page differs, with --check; 2 if an option cannot be used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from unittest import mock
 
+from model.api.generate_arguments import table
 from model.commands.command_line import OptionParser, run_command
 from model.commands.files import write_whole
 from model.methods import BUILT_IN
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "help.md"
+LIBRARY = PAGE.with_name("library.md")
+TABLE = re.compile(
+    "(?<=<!-- arguments of generate -->\n).*?(?=<!-- end of arguments -->)", re.DOTALL
+)
 WIDTH = 100
 # One method has all options of an inference command on the page, the others their own.
 INFERENCE, SHOWN = "evaluation.inference", "hybrid"
@@ -53,7 +58,7 @@ COMMANDS = {
         *("scripts.results unpack", "scripts.results tables"),
     ),
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),
-    "Maintain the pages": ("scripts.help_page", "scripts.generate_arguments"),
+    "Maintain the pages": ("scripts.help_page",),
 }
 OWN_OPTIONS = re.compile(r"^options of \S+:\n.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 INTRODUCTION = """\
@@ -104,19 +109,30 @@ def _of_methods() -> list[str]:
     return parts
 
 
+def with_table(text: str) -> str:
+    """Return the library's page with the table made anew from the list that the library decides by."""
+    text, count = TABLE.subn(lambda _: f"{table()}\n", text)
+    assert count == 1, "docs/library.md: has no place for the table of arguments"
+    return text
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check the page."""
+    """Write or check the pages."""
     parser = OptionParser(prog="python -m scripts.help_page", description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if the page differs"
+        "--check", action="store_true", help="write nothing; exit code 1 if a page differs"
     )
     args = parser.parse_args(argv)
-    text = page()
+    pages = {PAGE: page(), LIBRARY: with_table(LIBRARY.read_text(encoding="utf-8"))}
     if args.check:
-        is_same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
+        is_same = all(
+            file.is_file() and file.read_text(encoding="utf-8") == text
+            for file, text in pages.items()
+        )
         print("up to date" if is_same else "differs: run python -m scripts.help_page")
         return int(not is_same)
-    write_whole(str(PAGE), text)
+    for file, text in pages.items():
+        write_whole(file, text)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""docs/help.md has every command, and is what the commands say.
+"""The pages that are made: docs/help.md has every command, and is what the commands say.
 
 Run: pytest tests/scripts/test_help_page.py
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.help_page import COMMANDS, INFERENCE, PAGE, main
+from model.api.generate_arguments import table
+from scripts.help_page import COMMANDS, INFERENCE, LIBRARY, PAGE, main, with_table
 
 ROOT = PAGE.parents[1]
 # Old names of other commands, and what all commands share.
@@ -40,6 +41,14 @@ def test_every_command_is_on_the_page() -> None:
 def test_the_page_is_what_the_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--check"])
     assert code == 0, capsys.readouterr().out
+
+
+def test_the_librarys_page_has_the_table_of_arguments() -> None:
+    text = LIBRARY.read_text(encoding="utf-8")
+    assert with_table(text) == text and table() in text
+    assert with_table(text.replace(table(), "stale")) == text
+    with pytest.raises(AssertionError, match="has no place for the table"):
+        with_table("no marks")
 
 
 def test_the_page_has_no_path_of_a_machine() -> None:
