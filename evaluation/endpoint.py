@@ -23,7 +23,7 @@ from evaluation.inference.config import (
     RunConfig,
 )
 from evaluation.inference.plan import Entrant, Plan
-from evaluation.inference.prepare import model_answers, prepare_served, questions_asked
+from evaluation.inference.prepare import model_answers, prepare, questions_asked
 from evaluation.inference.run import answer, conditions_in_names, report
 from evaluation.inference.servers import Server
 from evaluation.reporting.serving_table import serving_table
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for size in sizes:
         sized = replace(run, answers=replace(run.answers, batch_size=size))
         file = folder / f"{'-'.join([name, *conditions_in_names(sized)])}.jsonl"
-        plans[size] = prepare_served(questions_asked(sized), entrant, sized, file)
+        plans[size] = prepare(questions_asked(sized), entrant, sized.into(file))
         answer([[plans[size]]])
     rows = {
         f"{config.base_url}, {size} at a time": read_answers(plan.log.file)

@@ -211,17 +211,11 @@ class Finished(NamedTuple):
 
 
 def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_done: int) -> None:
-    """Append rows to their logs as they are finished, and show progress.
+    """Append rows to their logs as they are finished, and show progress: `num_done` of `num_rows` exist already.
 
-    The first Ctrl-C waits for the current question, the second does not.
-
-    Args:
-        finished: rows, each with the log that it belongs to.
-        num_rows: of all logs, when the run is done.
-        num_done: of these, rows that exist already.
+    The first Ctrl-C waits for the current question, whose row is written, the second does not.
 
     Raises:
-        KeyboardInterrupt: once the row is written.
         UserError: if a row cannot be written.
     """
     num_tokens = num_steps = 0

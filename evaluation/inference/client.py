@@ -69,31 +69,27 @@ class EndpointConfig(Options):
         return key
 
 
-def is_address(words: str) -> bool:
-    """Whether an entrant's words name a server."""
-    return words.startswith(SCHEMES)
-
-
 class EndpointError(Exception):
     """A request failed; its text says why in one line."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to one request; times are seconds from its begin."""
+    """The answer to one request, by the names of a choice's lists; times are seconds from its begin."""
 
+    turns: str = ""  # the text
+    new_tokens: int = 0
     wall_time: float = 0.0
-    text: str = ""
-    reasoning: str = ""
-    # [name, arguments] of each call, arguments as the text that was generated.
-    tool_calls: list[list[str]] = field(default_factory=list)
-    chunk_times: list[float] = field(default_factory=list)  # of every piece that arrived
-    token_ids: list[int] | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, from the server's prefix cache
-    new_tokens: int = 0
-    finish_reason: str | None = None
-    speculative: dict[str, Any] | None = None  # vLLM's `metrics.speculative_decoding`
+    time_to_first_token: float = 0.0
+    chunk_times: list[float] = field(default_factory=list)  # of every piece that arrived
+    stop_reasons: str | None = None
+    # [name, arguments] of each call, arguments as the text that was generated.
+    tool_calls: list[list[str]] = field(default_factory=list)
+    reasoning: str = ""
+    token_ids: list[int] | None = None
+    speculative_decoding: dict[str, Any] | None = None  # as in vLLM's metrics
 
 
 class Client:
@@ -175,13 +171,17 @@ class Client:
                         chunk = _json(line.removeprefix("data:"))
                         if _add(chunk, reply):
                             reply.chunk_times.append(time.perf_counter() - start)
-                            reply.wall_time = reply.chunk_times[-1]
         except self._httpx.HTTPError as error:
             raise self._failure(error) from error
         if not is_whole or not reply.new_tokens:
             lacks = "its usage" if is_whole else "data: [DONE]"
             raise EndpointError(f"endpoint {self.url}: the stream ended without {lacks}")
-        reply.wall_time = reply.wall_time or time.perf_counter() - start
+        times = reply.chunk_times
+        reply.wall_time = times[-1] if times else time.perf_counter() - start
+        reply.time_to_first_token = times[0] if times else reply.wall_time
+        reply.chunk_times = [round(seconds, 6) for seconds in times]
+        # As Spec-Bench's commands keep and repeat an answer; the spaces around it differ between servers.
+        reply.turns = reply.turns.strip()
         return reply
 
     def _model(self, given: str | None) -> str:
@@ -257,19 +257,19 @@ def _add(chunk: Any, reply: Reply) -> bool:
         reply.prompt_tokens, reply.new_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if spec := (chunk.get("metrics") or {}).get("speculative_decoding"):
-        reply.speculative = spec
+        reply.speculative_decoding = spec
     return any([_add_choice(choice, reply) for choice in chunk.get("choices") or ()])
 
 
 def _add_choice(choice: Mapping[str, Any], reply: Reply) -> bool:
     delta = choice.get("delta") or {}
-    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    reply.stop_reasons = choice.get("finish_reason") or reply.stop_reasons
     ids = choice.get("token_ids")
     if ids:
         reply.token_ids = [*(reply.token_ids or ()), *ids]
     text = delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    reply.text += text
+    reply.turns += text
     reply.reasoning += thought
     calls = list(_calls(delta))
     for index, name, arguments in calls:

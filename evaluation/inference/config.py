@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,11 @@ class RunConfig:
             UserError: the same of one part.
         """
         return cls(**{name: config_of(part, given) for name, part in PARTS.items()})
+
+    def into(self, file: Path) -> RunConfig:
+        """Return the run with this answer file, which names it."""
+        name = file.name.removesuffix(".jsonl")
+        return replace(self, answers=replace(self.answers, model_id=name, answer_file=str(file)))
 
     def options(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.inference.client import EndpointConfig, is_address
+from evaluation.inference.client import SCHEMES, EndpointConfig
 from evaluation.inference.command import parse
 from evaluation.inference.config import RunConfig
 from evaluation.inference.llama_cpp import LLAMA_CPP
@@ -135,6 +135,11 @@ def _needs_draft_model(words: str) -> bool:
     return not _names("--draft-model", options) and (
         _method_of(name).drafter_class.drafts_with() == "draft_model"
     )
+
+
+def is_address(words: str) -> bool:
+    """Whether an entrant's words name a server."""
+    return words.startswith(SCHEMES)
 
 
 def _names(option: str, options: Sequence[str]) -> bool:

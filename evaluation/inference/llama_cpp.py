@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -52,8 +52,6 @@ class LlamaCppConfig(Options):
 @dataclass(frozen=True, slots=True)
 class LlamaCpp(OtherProgram):
     """llama.cpp on the GGUF file of the run, plain or with its n-gram speculation."""
-
-    config_class: ClassVar[type] = LlamaCppConfig
 
     def config(self, draft_model: str | None) -> LlamaCppConfig:
         return LlamaCppConfig(BEST_NGRAM if self.name == NGRAM else None)

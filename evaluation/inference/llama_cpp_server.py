@@ -20,19 +20,10 @@ ADDRESS = "http://"
 
 
 class LlamaCppServer:
-    """A process that serves a GGUF file.
+    """A process that serves a GGUF file at `address`; a ValueError if llama.cpp cannot load the file.
 
-    Attributes:
-        address: its URL.
-
-    Args:
-        path: the GGUF file.
-        context: most tokens of a text, prompt and answer together.
-        threads: of a pass.
-        speculation: llama.cpp's name of its speculation, in small letters; None: none.
-
-    Raises:
-        ValueError: if llama.cpp cannot load the file.
+    A text has `context` tokens at most, prompt and answer together. `speculation` is llama.cpp's name of its
+    speculation, in small letters.
     """
 
     def __init__(self, path: str, context: int, threads: int, speculation: str | None) -> None:
@@ -57,11 +48,7 @@ class LlamaCppServer:
 
 
 def started(path: str, context: int, threads: int, speculation: str | None = None) -> Any:
-    """Start the server in this process; arguments as `LlamaCppServer`.
-
-    Raises:
-        RuntimeError: if llama.cpp cannot load the file.
-    """
+    """Start the server in this process; a RuntimeError if llama.cpp cannot load the file."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

@@ -9,25 +9,32 @@ import sys
 import time
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from evaluation.answers.row import Turn
-from evaluation.inference.answering import Answerer, Prompt, Result
-from evaluation.inference.method_batch import MethodBatch
+from evaluation.answers.step_figures import step_counts
+from evaluation.inference.answering import Answerer, Failure, Prompt, Result
+from evaluation.inference.config import DecodingOptions
 from evaluation.inference.plan import Plan
-from evaluation.inference.turns import token_rule, turn_of
 from model.api.prompts import ends_text
+from model.budget.batch import batch_budget
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import user_errors
 from model.commands.matrix_file import make_drafter
+from model.engine.batch import Batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
+from model.engine.request import Request
+from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
+from model.engine.step import StepRecord
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import Method
@@ -48,7 +55,7 @@ SHARED = (
 
 
 class MethodAnswerer(Answerer):
-    """A drafter on a target model, or siblings in a batch; a `UserError` if they do not fit each other."""
+    """A drafter on a target model; a `UserError` if they do not fit each other."""
 
     def __init__(self, plan: Plan, target: TargetModel) -> None:
         method, sampling = plan.entrant.method, plan.run.sampling
@@ -60,28 +67,13 @@ class MethodAnswerer(Answerer):
         with user_errors():
             self.drafter.check_target(target)
         self._generator = torch.Generator(device=target.device)
+        self._rule = token_rule(sampling, self._generator)
         self._is_warm = False  # answers before that are not measured
-        eos_ids, stop = plan.eos_ids(target), ends_text(plan.stop_criterion(), target.device)
         self._options: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
-            "eos_ids": eos_ids,
-            "rule": token_rule(sampling, self._generator),
-            "stop": stop,
+            "eos_ids": plan.eos_ids(target),
+            "stop": ends_text(plan.stop_criterion(), target.device),
         }
-        self.size = plan.run.answers.batch_size
-        self._batch: MethodBatch | None = None
-        if self.size > 1:
-            self._batch = MethodBatch(target, self.drafter, sampling, eos_ids, self.size, stop)
-
-    def ask(self, slot: int, prompt: Prompt) -> None:
-        if self._batch is not None and not prompt.is_lean:
-            self._batch.ask(slot, prompt)
-
-    def ended(self, under_way: Mapping[int, Prompt]) -> Sequence[tuple[int, Result]]:
-        lean = {slot: prompt for slot, prompt in under_way.items() if prompt.is_lean}
-        if self._batch is None or lean:
-            return super().ended(lean or under_way)
-        return self._batch.ended()
 
     def answer(self, prompt: Prompt) -> Turn:
         drafter, prompt_ids = self.drafter, prompt.token_ids
@@ -95,7 +87,7 @@ class MethodAnswerer(Answerer):
             drafter = LeanDrafter(drafter)
         num_late = self.target.num_late
         start, cpu_start = time.perf_counter(), time.process_time()
-        generation = generate(self.target, drafter, prompt_ids, **self._options)
+        generation = generate(self.target, drafter, prompt_ids, rule=self._rule, **self._options)
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
         num_captured = self.target.num_late - num_late
         if self._is_warm and num_captured:
@@ -123,6 +115,123 @@ class MethodAnswerer(Answerer):
 
     def memory(self) -> dict[str, torch.Tensor]:
         return self.drafter.memory() if self.drafter.is_hot else {}
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A turn under way."""
+
+    num_prompt: int
+    start: float  # on the batch's clock
+    cpu_time: float = 0.0
+
+
+class BatchedMethod(MethodAnswerer):
+    """A method whose texts share passes: siblings of its drafter draft for them, and learn together.
+
+    Its clock stands while nothing is decoded, so that what a user waits for is the texts of the batch alone.
+    """
+
+    def __init__(self, plan: Plan, target: TargetModel) -> None:
+        super().__init__(plan, target)
+        self.size = plan.run.answers.batch_size
+        self._generators = [torch.Generator(device=target.device) for _ in range(self.size)]
+        self._rules = [token_rule(plan.run.sampling, one) for one in self._generators]
+        self._turns: dict[int, _UnderWay] = {}
+        self._clock = 0.0
+
+    # Made at the first turn, since costs are measured then: by that time the run has chosen its number of threads.
+    @cached_property
+    def _batch(self) -> Batch:
+        budget = batch_budget(self.drafter, self.target)
+        return Batch(self.target, self.drafter, self.size, budget)
+
+    def ask(self, slot: int, prompt: Prompt) -> None:
+        if prompt.is_lean:
+            return  # it is answered alone
+        if prompt.seed is not None:
+            self._generators[slot].manual_seed(prompt.seed)
+        self._batch.add(slot, Request(prompt.token_ids, rule=self._rules[slot], **self._options))
+        self._turns[slot] = _UnderWay(len(prompt.token_ids), self._clock)
+
+    def ended(self, under_way: Mapping[int, Prompt]) -> Sequence[tuple[int, Result]]:
+        if lean := {slot: prompt for slot, prompt in under_way.items() if prompt.is_lean}:
+            return super().ended(lean)
+        found: list[tuple[int, Result]] = []
+        while not found:
+            try:
+                found = self._step()
+            except Exception as error:  # of the pass that all share
+                found = [(slot, Failure.of(error)) for slot in self._turns]
+                for slot in self._turns:
+                    self._batch.remove(slot)
+        for slot, _ in found:
+            del self._turns[slot]
+        return found
+
+    def _step(self) -> list[tuple[int, Result]]:
+        """Decode a step of every turn; return those that ended, by slot."""
+        start, cpu_start = time.perf_counter(), time.process_time()
+        events = self._batch.step()
+        self._clock += time.perf_counter() - start
+        cpu_share = (time.process_time() - cpu_start) / len(self._turns)
+        for turn in self._turns.values():
+            turn.cpu_time += cpu_share
+        found: list[tuple[int, Result]] = []
+        for event in events:
+            turn, steps = self._turns[event.key], event.steps
+            if event.error is not None:
+                found.append((event.key, Failure.of(event.error)))
+            elif event.is_last:
+                share_time = sum(step.share_ns for step in steps) / 1e9
+                waited = self._clock - turn.start
+                answer = turn_of(steps, turn.num_prompt, waited, turn.cpu_time, share_time)
+                found.append((event.key, answer))
+        return found
+
+
+def token_rule(sampling: DecodingOptions, generator: torch.Generator) -> TokenRule | None:
+    """Return how each token is chosen; None: it is the likeliest."""
+    processors: list[LogitsProcessor] = []
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if not sampling.temperature:
+        return GreedyRule(processors) if processors else None
+    processors += sampling_processors(
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    )
+    return SamplingRule(processors, generator)
+
+
+def turn_of(
+    steps: Sequence[StepRecord],
+    num_prompt: int,
+    wall_time: float,
+    cpu_time: float,
+    share_time: float | None = None,
+) -> Turn:
+    """Return the answer that these steps make.
+
+    Args:
+        steps: of one turn, all of them.
+        num_prompt: tokens of its prompt.
+        wall_time: seconds that a user waited.
+        cpu_time: CPU seconds of the process.
+        share_time: seconds spent on this turn; None: all that a user waited.
+    """
+    prefill_time = sum(step.prefill_ns for step in steps) / 1e9
+    details = {
+        "prompt_tokens": num_prompt,
+        "prefill_time": prefill_time,
+        "decode_time": (wall_time if share_time is None else share_time) - prefill_time,
+        "cpu_time": cpu_time,
+        "stop_reasons": steps[-1].stop_reason,
+        **step_counts(steps),
+    }
+    if share_time is not None:
+        details["share_time"] = share_time
+    token_ids = [token for step in steps for token in step.tokens]
+    return Turn(token_ids, [len(step.tokens) for step in steps], wall_time, details)
 
 
 class LeanDrafter(CostAwareDrafter):

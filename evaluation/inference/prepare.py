@@ -6,10 +6,10 @@ or answer file is reported before it. The checks read in order: `check_asked`, t
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,6 @@ from evaluation.answers.provenance import git_commit, model_fingerprint
 from evaluation.answers.record import SERVED, RunRecord, recorded_options, sidecar_path
 from evaluation.inference.client import Client
 from evaluation.inference.config import QuestionOptions, RunConfig
-from evaluation.inference.method_batch import check_batch_size
 from evaluation.inference.plan import Asked, Entrant, Memory, Plan
 from evaluation.questions.conversation import (
     asked_ids,
@@ -123,35 +122,55 @@ def prepare(
     save_matrix: str | None = None,
     circumstances: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
-    """Check the run of a method or referee before the weights load, and lock its answer file.
+    """Check an entrant's run before the weights load, reach a server, and lock the answer file.
 
     The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
     content of the sidecar.
     """
-    method, model = entrant.method, asked.model
-    assert model is not None and asked.conversation is not None, "a method needs a model"
-    memory = read_memory(load_matrix, model.tokenizer)
+    client, model = None, asked.model
+    memory: Memory = {}
     is_hot = False
-    if isinstance(method, Method) and model.vocab_size:
-        is_hot = _check_drafter(entrant, run, model, memory, save_matrix is not None)
-    name = Path(run.model.model_path).resolve().name
-    model_id = run.answers.model_id or f"{name}-{_run_name(entrant, run, model.dtype)}"
+    if entrant.is_served:
+        client = Client(entrant.config)
+    else:
+        assert model is not None, "a method needs a model"
+        memory = read_memory(load_matrix, model.tokenizer)
+        if isinstance(entrant.method, Method) and model.vocab_size:
+            is_hot = _check_drafter(entrant, run, model, memory, save_matrix is not None)
+    model_id = run.answers.model_id or _run_name(entrant, run, model)
     given = run.answers.answer_file
     answer_file = Path(given).expanduser() if given else _default_file(run.questions, model_id)
     saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
     # A run may load a matrix and save it into the same file.
     read = [asked.question_file, *(loaded if loaded != saved else [])]
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
-    is_fixed = run.uses_ray or model.device.type != "cpu"
-    resumed = answer_file if not run.answers.overwrite and answer_file.exists() else None
-    threads = _known_threads(run.model.threads, is_fixed, resumed)
+    threads = None if client else _known_threads(run, model, answer_file)
     sidecar = {
-        "method": method.name,
-        "options": dataclasses.asdict(entrant.config),
+        "method": entrant.method.name,
+        "options": {"served_model": client.model} if client else asdict(entrant.config),
         "model_id": model_id,
+        **(_as_served(asked, run, client) if client else _as_decoded(asked, run, load_matrix)),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "argv": sys.argv[1:],
+        "start_time": time.time(),
+        "end_time": None,
+        **circumstances,
+    }
+    if threads:
+        sidecar["threads"] = threads
+    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
+    return Plan(entrant, run, asked, model_id, log, memory, is_hot, threads, client)
+
+
+def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[str, Any]:
+    """Return the conditions of answers that the model in our hands gives."""
+    model, conversation = asked.model, asked.conversation
+    assert model is not None and conversation is not None, "a method needs a model"
+    return {
         **recorded_options(run.options()),
         "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
-        "conv_template": asked.conversation.name,
+        "conv_template": conversation.name,
         "question_file_sha256": file_hash(asked.question_file),
         "question_file_name": asked.question_file.name,
         "load_matrix": load_matrix,
@@ -163,34 +182,13 @@ def prepare(
         "device": device_name(model.device),
         "sdpa_backends": sdpa_backends(model.device),
         "graphs": run.model.graphs if _takes_graphs(run.model, model.device) else None,
-        **_circumstances(),
-        **circumstances,
     }
-    if threads:
-        sidecar["threads"] = threads
-    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
-    return Plan(entrant, run, asked, model_id, log, memory, is_hot, threads)
 
 
-def prepare_served(
-    asked: Asked,
-    entrant: Entrant,
-    run: RunConfig,
-    answer_file: Path,
-    circumstances: Mapping[str, Any] = MappingProxyType({}),
-) -> Plan:
-    """Reach a server, and lock its answer file; `circumstances` is further content of the sidecar.
-
-    Raises:
-        UserError: if the server cannot be reached, or the file cannot be written.
-    """
-    client = Client(entrant.config)
-    refuse_outputs([answer_file], [asked.question_file])
+def _as_served(asked: Asked, run: RunConfig, client: Client) -> dict[str, Any]:
+    """Return the conditions of a server's answers, of whose model and device nothing is known."""
     options = recorded_options(run.options())
-    sidecar = {
-        "method": entrant.config.base_url,
-        "options": {"served_model": client.model},
-        "model_id": answer_file.stem,
+    return {
         **{key: value for key, value in options.items() if key not in NOT_SENT},
         "model_path": client.model,
         SERVED: True,
@@ -199,20 +197,6 @@ def prepare_served(
         "shard": run.questions.shard,
         "load_matrix": None,
         "state_order": None,
-        **_circumstances(),
-        **circumstances,
-    }
-    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
-    return Plan(entrant, run, asked, answer_file.stem, log, client=client)
-
-
-def _circumstances() -> dict[str, Any]:
-    return {
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "argv": sys.argv[1:],
-        "start_time": time.time(),
-        "end_time": None,
     }
 
 
@@ -237,7 +221,11 @@ def _check_drafter(
         raise UserError(
             f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
         )
-    check_batch_size(run.answers.batch_size, drafter)
+    if run.answers.batch_size > 1 and drafter.needs.cold_start:
+        raise UserError(
+            f"batch_size: got {run.answers.batch_size} with a cold start, which clears the memory before each "
+            "question while others still use it; allowed: 1; leave one of them out"
+        )
     return drafter.is_hot
 
 
@@ -252,16 +240,18 @@ def _default_file(questions: QuestionOptions, model_id: str) -> Path:
     return model_answers(questions) / f"{model_id}{shard}.jsonl"
 
 
-def _known_threads(given: int | None, is_fixed: bool, resumed: Path | None) -> int | None:
+def _known_threads(run: RunConfig, model: CheckedModel | None, answer_file: Path) -> int | None:
     """Return the run's CPU threads, None if the loaded model decides them.
 
     A resumed run goes on with the threads of its first answers.
     """
-    found = RunRecord.read(resumed).threads if resumed and given is None else None
+    given, is_resumed = run.model.threads, not run.answers.overwrite and answer_file.exists()
+    found = RunRecord.read(answer_file).threads if is_resumed and given is None else None
     if found:
         torch.set_num_threads(found)
         return found
     current = torch.get_num_threads()
+    is_fixed = run.uses_ray or (model is not None and model.device.type != "cpu")
     return current if given or is_fixed or current == 1 else None
 
 
@@ -288,13 +278,14 @@ def _takes_graphs(options: ModelOptions, device: torch.device) -> bool:
     return device.type == "cuda" and options.num_gpus_per_model == 1
 
 
-def _run_name(entrant: Entrant, run: RunConfig, dtype: torch.dtype) -> str:
-    """Return the run's name among those of its model: method, changed options, dtype, temperature."""
+def _run_name(entrant: Entrant, run: RunConfig, model: CheckedModel | None) -> str:
+    """Return the run's name: model, method, changed options, dtype, temperature."""
     changed = [
         f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
         for name, value in chosen(entrant.config).items()
     ]
     changed += [f"batch-{run.answers.batch_size}"] * (run.answers.batch_size > 1)
     changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
-    facts = [str(dtype).removeprefix("torch."), f"temp-{run.sampling.temperature}"]
-    return "-".join([entrant.method.name, *changed, *facts])
+    changed += [str(model.dtype).removeprefix("torch.")] if model else []
+    folder = Path(run.model.model_path).resolve().name
+    return "-".join([folder, entrant.method.name, *changed, f"temp-{run.sampling.temperature}"])

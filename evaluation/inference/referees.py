@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
@@ -40,8 +40,6 @@ class RefereeConfig(Options):
 @dataclass(frozen=True, slots=True)
 class Referee(OtherProgram):
     """One of transformers' ways to decode: plain, by prompt lookup, assisted by a draft model, or in batches."""
-
-    config_class: ClassVar[type] = RefereeConfig
 
     @property
     def drafts_with_model(self) -> bool:

@@ -8,7 +8,7 @@ ratios stay. Every entrant has its own memory, answer file and sidecar, as its i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, islice
@@ -22,13 +22,12 @@ from evaluation.answers.record import BASELINE, NOISE_FLOOR
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.answering import Answerer, Finished, record, rows_of, warm_up
 from evaluation.inference.config import RunConfig
-from evaluation.inference.method import MethodAnswerer, held_bytes
-from evaluation.inference.plan import Asked, Entrant, Memory, OtherProgram, Plan
+from evaluation.inference.method import BatchedMethod, MethodAnswerer, held_bytes
+from evaluation.inference.plan import Entrant, Memory, OtherProgram, Plan
 from evaluation.inference.prepare import (
     check_asked,
     model_answers,
     prepare,
-    prepare_served,
     questions_asked,
     settle_threads,
 )
@@ -112,12 +111,14 @@ def compare_methods(
                 role = NOISE_FLOOR if entrant.is_again else None
                 if entrant.is_served and entrant is entrants[0]:
                     role = BASELINE
-                about = together | ({"role": role} if role else {})
+                about: dict[str, Any] = together | ({"role": role} if role else {})
                 parts = [f"{folder}/{name}", entrant.label]
                 if asked.model and not entrant.is_served:
                     parts.append(str(asked.model.dtype).removeprefix("torch."))
                 file = Path("-".join((*parts, *conditions_in_names(run))) + f"{suffix}.jsonl")
-                plan = _plan(asked, entrant, run, file, about)
+                if isinstance(entrant.method, OtherProgram):
+                    about |= entrant.method.circumstances()
+                plan = prepare(asked, entrant, run.into(file), circumstances=about)
                 logs.callback(plan.log.close)
                 runs[-1].append(plan)
         answer(runs, load=load)
@@ -129,18 +130,6 @@ def conditions_in_names(run: RunConfig) -> list[str]:
     size = run.answers.batch_size
     batch = [f"batch-{size}"] * (size > 1)
     return [f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens), *batch]
-
-
-def _plan(
-    asked: Asked, entrant: Entrant, run: RunConfig, file: Path, about: Mapping[str, Any]
-) -> Plan:
-    if entrant.is_served:
-        return prepare_served(asked, entrant, run, file, about)
-    model_id = file.name.removesuffix(".jsonl")
-    answers = replace(run.answers, model_id=model_id, answer_file=str(file))
-    if isinstance(entrant.method, OtherProgram):
-        about = {**about, **entrant.method.circumstances()}
-    return prepare(asked, entrant, replace(run, answers=answers), circumstances=about)
 
 
 def answer(
@@ -240,7 +229,8 @@ def answerer_of(plan: Plan, target: TargetModel | None) -> Answerer:
     if isinstance(plan.entrant.method, OtherProgram):
         return plan.entrant.method.answerer(plan, target)
     assert target is not None, "a method needs a model"
-    return MethodAnswerer(plan, target)
+    is_alone = plan.run.answers.batch_size == 1
+    return MethodAnswerer(plan, target) if is_alone else BatchedMethod(plan, target)
 
 
 def _ready(plan: Plan, target: TargetModel | None, memory: Memory | None, is_alone: bool) -> _Entry:

@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
-from evaluation.inference.client import Client, EndpointConfig, EndpointError, Reply
+from evaluation.inference.client import Client, EndpointError, Reply
 from evaluation.inference.plan import OtherProgram, Plan
 from evaluation.questions.questions import Question
 from model.engine.target import TargetModel
@@ -26,7 +26,6 @@ from model.engine.target import TargetModel
 class Server(OtherProgram):
     """A server as a method of a comparison: it decodes as it likes, and is named by its address."""
 
-    config_class: ClassVar[type] = EndpointConfig
     is_served: ClassVar[bool] = True
 
     def answerer(self, plan: Plan, target: TargetModel | None) -> Answerer:
@@ -99,7 +98,7 @@ class ServerAnswerer(Answerer):
                 reply = client.reply(messages, self._sampling, seed, prompt.question.tools)
             finally:
                 end = self._clock.end()
-            after = client.counters() if is_alone and not reply.speculative else {}
+            after = client.counters() if is_alone and not reply.speculative_decoding else {}
         except EndpointError as error:
             return Failure(str(error))
         except Exception as error:
@@ -120,24 +119,10 @@ def asked_messages(question: Question, turn: int, answers: Sequence[str]) -> lis
 
 
 def _figures(reply: Reply, share: float | None, counted: dict[str, int]) -> dict[str, Any]:
-    spec = reply.speculative or counted
-    found: dict[str, Any] = {
-        # As Spec-Bench's commands keep and repeat an answer; the spaces around it differ between servers.
-        "turns": reply.text.strip(),
-        "new_tokens": reply.new_tokens,
-        "wall_time": reply.wall_time,
-        "prompt_tokens": reply.prompt_tokens,
-        "cached_tokens": reply.cached_tokens,
-        "time_to_first_token": reply.chunk_times[0] if reply.chunk_times else reply.wall_time,
-        "chunk_times": [round(seconds, 6) for seconds in reply.chunk_times],
-        "stop_reasons": reply.finish_reason,
-        "tool_calls": reply.tool_calls,
-        "reasoning": reply.reasoning,
-    }
-    if share is not None:
-        found["share_time"] = share
-    if reply.token_ids is not None:
-        found["token_ids"] = reply.token_ids
+    found = asdict(reply)
+    ids, spec = found.pop("token_ids"), found.pop("speculative_decoding") or counted
+    found |= {} if share is None else {"share_time": share}
+    found |= {} if ids is None else {"token_ids": ids}
     if spec:
         found["decoding_steps"] = reply.new_tokens - spec["num_accepted_draft_tokens"]
         found["draft_tokens"] = spec["num_draft_tokens"]

@@ -170,14 +170,8 @@ def answer_by_workers(
 ) -> Iterator[Finished]:
     """Yield the rows of the questions, each once, in the order in which they are finished.
 
-    Args:
-        plan: the run; its `worker_count` says how many workers there are.
-        questions: one or more.
-        memory: None: each worker has its own. Else one worker answers the questions in order,
-            beginning with this memory, and every row comes with the memory after it.
-
-    Raises:
-        UserError: if the model cannot be loaded.
+    With a memory one worker answers the questions in order, beginning with it, and every row comes with the memory
+    after it; None: each worker has its own. A `UserError` if the model cannot be loaded.
     """
     if memory is not None and plan.run.worker_count > 1:
         print(
@@ -195,8 +189,7 @@ def answer_by_workers(
 def cluster(plan: Plan) -> Iterator[None]:
     """Start Ray on this machine, or connect to the given cluster, while questions are answered.
 
-    Raises:
-        UserError: if the cluster cannot be reached or is too small.
+    A `UserError` if the cluster cannot be reached or is too small.
     """
     _connect(plan)
     try:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import compare
 from evaluation.inference import run as running
 from evaluation.inference.config import DecodingOptions
-from evaluation.inference.turns import token_rule
+from evaluation.inference.method import token_rule
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions
 from model.commands.command_line import UserError
