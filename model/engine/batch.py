@@ -165,10 +165,10 @@ class Batch:
             drafter = own.for_target(self.target)
             if self._budget is not None:  # nodes are chosen among those of all texts
                 drafter = own
-            prompt_ids, cache = request.prompt_ids, None
+            cache = None
             if self._passes is not None:
-                cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter))
-            self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache), own)
+                cache = self._passes.new_cache(rows_for(request, drafter))
+            self._places[key] = _Place(Text(self.target, drafter, request, cache), own)
 
     def remove(self, key: Any) -> None:
         """Give up a text that has not ended; its rows are freed.

@@ -64,10 +64,10 @@ def steps_of(
     if drafter.needs.hidden_layers:
         prefix_cache = None  # rows that are not read again show no hidden states
     laps = Laps()
-    cache, prompt_ids = None, request.prompt_ids
+    cache = None
     if prefix_cache is not None:
-        cache = prefix_cache.open(target, prompt_ids, rows_for(prompt_ids, request, drafter))
-    text = Text(target, drafter, prompt_ids, request, cache)
+        cache = prefix_cache.open(target, request.prompt_ids, rows_for(request, drafter))
+    text = Text(target, drafter, request, cache)
     for _ in text.read_prompt():
         pass
     if prefix_cache is not None:
@@ -78,7 +78,7 @@ def steps_of(
         record = step_of(text)
         if prefix_cache is not None:
             prefix_cache.store(text.cache, text.tokens)
-        if visible := text.visible(record):
+        if visible := request.visible(record, text.num_new):
             visible.prefill_ns, prefill_ns = prefill_ns, 0
             yield visible
 

@@ -41,8 +41,7 @@ class Text:
     Args:
         target: the model.
         drafter: drafts for this text alone until it ends.
-        prompt_ids: token ids of the prompt, at least one.
-        request: what was asked for.
+        request: what was asked for, checked.
         cache: may hold the first rows of the prompt, and has room for `rows_for`; None: a new one.
 
     Attributes:
@@ -52,32 +51,26 @@ class Text:
     """
 
     def __init__(
-        self,
-        target: Backend,
-        drafter: Drafter,
-        prompt_ids: Sequence[int],
-        request: Request,
-        cache: Any = None,
+        self, target: Backend, drafter: Drafter, request: Request, cache: Any = None
     ) -> None:
         self.target, self.drafter, self.request = target, drafter, request
-        self.tokens = list(prompt_ids)
+        self.tokens = list(request.prompt_ids)
         self.stop_reason: str | None = None
-        self._num_prompt = len(prompt_ids)
         layers = drafter.needs.hidden_layers
         self.hidden: Hidden | None = target.hidden_states(layers) if layers else None
         if cache is None:
-            cache = target.new_cache(rows_for(prompt_ids, request, drafter))
+            cache = target.new_cache(rows_for(request, drafter))
         self.cache = cache
-        self._reference = ReferenceRows(target, self.cache, len(prompt_ids))
+        self._reference = ReferenceRows(target, self.cache, len(self.tokens))
         self._needs: Needs | None = None  # of the step under way, if it rests
         self._margin = 0.0  # of near-ties in this step
         self._stage = READING
-        drafter.start(prompt_ids)
+        drafter.start(request.prompt_ids)
 
     @property
     def num_new(self) -> int:
         """New tokens so far."""
-        return len(self.tokens) - self._num_prompt
+        return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
     def needs(self) -> Needs:
@@ -227,10 +220,6 @@ class Text:
         laps.end("keep")
         return self._record(tree, acceptance)
 
-    def visible(self, record: StepRecord) -> StepRecord | None:
-        """Return the last step as it is shown, cut at the limit; None if nothing is left."""
-        return self.request.visible(record, self.num_new)
-
     def _settle(self, acceptance: Acceptance) -> Acceptance:
         """Decide an open token, and take the new ones."""
         request = self.request
@@ -254,6 +243,6 @@ class Text:
         return self.target.device_step(drafting, margin, ends)
 
 
-def rows_for(prompt_ids: Sequence[int], request: Request, drafter: Drafter) -> int:
+def rows_for(request: Request, drafter: Drafter) -> int:
     """Return the rows that a text's cache needs: prompt, answer and one draft tree."""
-    return len(prompt_ids) + request.num_total + drafter.max_nodes
+    return len(request.prompt_ids) + request.num_total + drafter.max_nodes

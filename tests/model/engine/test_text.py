@@ -24,7 +24,7 @@ def text() -> Text:
     """Return a text of which nothing is read."""
     target = TargetModel(target_of("Llama, grouped heads").model)
     request = Request(PROMPT, 8).checked(target)
-    return Text(target, drafter_for("pld", target), PROMPT, request)
+    return Text(target, drafter_for("pld", target), request)
 
 
 def concluded(text: Text) -> None:

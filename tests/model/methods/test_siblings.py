@@ -107,7 +107,7 @@ def interleaved(
             drafter, prompt = waiting.pop(0)
             on_start(drafter)
             request = Request(prompt, LENGTH).checked(target, drafter.needs.overrun)
-            texts.append(Text(target, drafter, prompt, request))
+            texts.append(Text(target, drafter, request))
             found.append(Generation())
             for _ in texts[-1].read_prompt():
                 pass
@@ -116,7 +116,8 @@ def interleaved(
         drafted = [take() for take in drafting]
         for place, tree in zip(going, drafted, strict=True):
             record = concluded(texts[place], tree)
-            if visible := texts[place].visible(record):
+            text = texts[place]
+            if visible := text.request.visible(record, text.num_new):
                 found[place].steps.append(visible)
                 found[place].token_ids += visible.tokens
         num_steps += 1

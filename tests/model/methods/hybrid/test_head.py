@@ -53,7 +53,7 @@ def test_the_text_is_that_of_generate_whatever_heads_guess(method: str) -> None:
 @torch.inference_mode()
 def test_heads_read_on_in_steps_without_a_draft() -> None:
     target, drafter = target_of(LLAMA), with_head("eagle")
-    text = Text(target, drafter, PROMPT, Request(PROMPT, 30).checked(target))
+    text = Text(target, drafter, Request(PROMPT, 30).checked(target))
     for _ in text.read_prompt():
         pass
     while text.stop_reason is None:
