@@ -35,11 +35,8 @@ Model = TypeVar("Model")
 class AcceleratedGenerate(SpeculativeMethod):
     """The `generate` of an accelerated model; arguments and results as of transformers' own.
 
-    Args:
-        model: the model.
-        attention: its attention implementation before it was accelerated.
-        fallback: whether calls that cannot be decoded with drafts go to transformers.
-        method: as of `SpeculativeMethod`, and so are tokenizer and options.
+    `attention` is the model's attention implementation before it was accelerated. With `fallback`, calls that
+    cannot be decoded with drafts go to transformers.
     """
 
     def __init__(
@@ -70,12 +67,6 @@ class AcceleratedGenerate(SpeculativeMethod):
         return inspect.signature(type(self._model).generate.__get__(self._model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate.
-
-        Raises:
-            UnsupportedCallError: for what cannot be decoded with drafts, if `fallback` is False.
-            ValueError: as transformers' own.
-        """
         generate = type(self._model).generate
         given = _by_name(generate, self._model, args, kwargs)
         if given.get("custom_generate") is not None:  # asked for, and no call of ours
@@ -170,11 +161,7 @@ def _by_name(
 
 
 def _base_of(model: Any) -> PreTrainedModel:
-    """Return the model whose `generate` is called, without wrappers of peft and torch.compile.
-
-    Raises:
-        ValueError: for anything but a loaded causal LM.
-    """
+    """Return the model whose `generate` is called, without wrappers of peft and torch.compile."""
     base: PreTrainedModel = without_wrapper(model)
     base = getattr(base, "_orig_mod", base)  # of torch.compile
     if not isinstance(base, GenerationMixin):

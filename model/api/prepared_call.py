@@ -79,16 +79,12 @@ class PreparedCall:
 
     def value(self, name: str) -> Any:
         """Return the value of an argument; None if there is none."""
-        own = {
+        prepared = {
             "input_ids": self.input_ids,
             "logits_processor": self.processors,
             "stopping_criteria": self.criteria,
         }
-        if name in own:
-            return own[name]
-        if name in self.arguments:
-            return self.arguments[name]
-        return getattr(self.config, name, None)
+        return {**self.arguments, **prepared}.get(name, getattr(self.config, name, None))
 
     @property
     def num_prompts(self) -> int:

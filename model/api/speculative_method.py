@@ -188,8 +188,7 @@ class SpeculativeMethod:
         Args:
             generate: of the model's class.
             model: the model.
-            given: the call's arguments, by name; with `step_streamer` instead of `streamer`, the tokens of each
-                step come to it together.
+            given: the call's arguments, by name. A `step_streamer` gets the tokens of each step together.
             may_leave: as of `Asked`.
 
         Raises:
@@ -302,8 +301,7 @@ def _with_stop_criterion(
     if not strings:
         return words
     words["stop_strings"] = None  # also those of a generation config
-    if given.get("tokenizer") is not None:
-        tokenizer = given["tokenizer"]
+    tokenizer = tokenizer if given.get("tokenizer") is None else given["tokenizer"]
     criterion = stop_criterion(
         strings, tokenizer, "give tokenizer= to accelerate, to the callable or to generate"
     )
