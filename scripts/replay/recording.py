@@ -85,10 +85,6 @@ class Recording:
         }
 
     @property
-    def num_questions(self) -> int:
-        return len({turn.question_id for turn in self.turns})
-
-    @property
     def num_texts(self) -> int:
         """Texts M with a row."""
         return len(self._tokens) - 1

@@ -80,11 +80,6 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
     return make_drafter(entrant.method, entrant.config, vocab_size, torch.device("cpu"), {})
 
 
-def is_recorded(drafter: Drafter) -> bool:
-    """Whether a recording has what a drafter reads: it has no hidden states, and no logits after masks."""
-    return not (drafter.needs.hidden_layers or drafter.needs.probes)
-
-
 def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
     """Raise UserError if a recording cannot serve a drafter exactly."""
     if isinstance(drafter, CostAwareDrafter) and drafter.wants_costs:

@@ -34,10 +34,9 @@ from model.commands.options import add_options
 from model.engine.budget import MAX_DRAFT, DraftBudget
 from model.engine.tree import DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter, load_template
-from scripts.replay.command import load_recorded_model
 from scripts.replay.recording import RecordedTurn, Recording
 from scripts.replay.scores import TurnScore, check_replayable, figures, score
-from scripts.replay.target import ReplayTarget
+from scripts.replay.target import ReplayTarget, load_recorded_model
 
 FIRST_TEMPLATE = "2.2.2"
 # Observations that the shares over all paths are worth against those of one path.

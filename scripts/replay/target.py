@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 
-from model.commands.command_line import UserError
+from evaluation.answers.provenance import check_weights
+from model.commands.command_line import UserError, user_errors
+from model.commands.loading import check_model, load_target
+from model.commands.model_options import ModelOptions
 from model.engine.backend import PromptChunk
 from model.engine.cache import TreeCache
 from model.engine.passes.shapes import PassShapes
@@ -27,7 +30,7 @@ from model.engine.read_out import ReadOut, read_out, sketch_ids, state_sketch
 from model.engine.target import PREFILL_CHUNK, TargetModel
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.operations import top_k
-from scripts.replay.recording import EMPTY, RecordedTurn, Recording
+from scripts.replay.recording import EMPTY, RecordedTurn, Recording, Source
 
 UNKNOWN = -1  # the place of a text that is not in the recording
 # Prompts that stay read: 4 GiB hold those of 120 turns of Spec-Bench at 46 KB a token.
@@ -223,3 +226,19 @@ def refuse_unrecordable(target: TargetModel, longest: int) -> None:
             f"model type {target.config.model_type}: verifies trees in a part of the text only; "
             f"texts of up to {longest} tokens cannot be recorded"
         )
+
+
+def load_recorded_model(source: Source, threads: int | None = None) -> TargetModel:
+    """Load the model of a recording, to ask it for more, with so many CPU threads.
+
+    Raises:
+        UserError: if it is not there, or has other weights.
+    """
+    with user_errors():
+        options = ModelOptions(model_path=source.model_path, dtype=source.dtype, threads=threads)
+    model = check_model(options)
+    fingerprint = source.model_fingerprint
+    check_weights(
+        options.model_path, model.hf_config, fingerprint, "the recording is", "record again"
+    )
+    return load_target(options, model)

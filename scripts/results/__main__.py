@@ -1,7 +1,108 @@
-"""The command `python -m scripts.results`."""
+r"""Store answers, and make every table of results on the pages from the stored files.
 
-from model.commands.command_line import run_command
-from scripts.results.command import main
+A pack holds the answer files of one comparison, compressed. A page names its packs between two marks, and the
+table between them is made from these files alone: no figure is copied by hand, and equality and intervals can be
+computed again. Each folder of a pack is a comparison of its own. Kinds of tables: summary, tasks, programs (over
+another program, such as llama.cpp), report, batches (by batch size) and nodes (by drafted nodes, of a pack with a
+folder a size) are of packs, costs of stored reports of passes. A table by hand stands between
+`<!-- figures of FILE -->` and `<!-- end of figures -->`, and a test looks for each of its figures in the files that
+it names.
+
+    <!-- table: summary of docs/results/demo.tar.xz -->
+    <!-- end of table -->
+
+Examples:
+    python -m scripts.results pack answers docs/results/demo.tar.xz
+    python -m scripts.results unpack docs/results/demo.tar.xz answers
+    python -m scripts.results tables            # writes the pages
+    python -m scripts.results tables --check    # only says whether they match the files
+
+Exit code: 0; 1 if a page does not match its files, with --check; 2 if an option cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import check_output, write_whole
+from model.options import unknown_name
+from scripts.results.pack import pack, unpacked
+from scripts.results.tables import TABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKED = re.compile(r"(<!-- table: (\w+) of ([^>]+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Return the pages that may have tables of results; what --help says, marks included, has none."""
+    docs = ROOT / "docs"
+    return [ROOT / "README.md", *sorted({*docs.rglob("*.md")} - {docs / "help.md"})]
+
+
+def with_tables(text: str, folder: Path) -> str:
+    """Return a page with its tables made anew from the files that they name, relative to a folder.
+
+    Raises:
+        UserError: if a kind of table is unknown, or a file cannot be read.
+    """
+
+    def made(found: re.Match[str]) -> str:
+        begin, kind, names, end = found.groups()
+        if kind not in TABLES:
+            raise UserError(unknown_name("table", kind, list(TABLES)))
+        return f"{begin}{TABLES[kind]([folder / name for name in names.split()])}\n{end}"
+
+    return MARKED.sub(made, text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = OptionParser(prog="python -m scripts.results", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_pack = commands.add_parser("pack", help="compress a folder's answer files")
+    to_pack.add_argument("folder", type=Path, metavar="DIR", help="answers, subfolders included")
+    to_pack.add_argument("pack", type=Path, metavar="PACK", help="file to write (.tar.xz)")
+    from_pack = commands.add_parser("unpack", help="write the answer files of a pack to a folder")
+    from_pack.add_argument("pack", type=Path, metavar="PACK", help="file to read")
+    from_pack.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
+    tables = commands.add_parser("tables", help="make the tables of all pages")
+    tables.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if a page differs"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if args.command == "pack":
+        check_output(args.pack, "pack")
+        pack(args.folder, args.pack)
+    elif args.command == "unpack":
+        if args.folder.exists():
+            raise UserError(f"folder: got {args.folder}, which exists; allowed: a new one")
+        with unpacked(args.pack) as folder:
+            shutil.copytree(folder, args.folder)
+    else:
+        return _tables(args.check)
+    return 0
+
+
+def _tables(is_check: bool) -> int:
+    differing = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (made := with_tables(text, ROOT)) != text:
+            differing.append(page.relative_to(ROOT))
+            if not is_check:
+                write_whole(page, made)
+    for page in differing:
+        print(f"{page}: {'differs from its files' if is_check else 'written'}")
+    return int(is_check and bool(differing))
+
 
 if __name__ == "__main__":
     run_command(main)

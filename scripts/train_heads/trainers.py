@@ -1,6 +1,6 @@
 """Trainers of heads, one a method: what is learned, its loss, and its checkpoint.
 
-To add one, write a module with a subclass of `HeadTrainer` and a line in `command.TRAINERS`.
+To add one, write a module with a subclass of `HeadTrainer` and a line in `TRAINERS` of the command.
 
 Shapes: B documents, T tokens, n learned tokens, W hidden states wanted, D hidden size, V vocabulary.
 """

@@ -21,8 +21,8 @@ from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.methods import METHODS, drafter_class
-from scripts.replay import command
-from scripts.replay.command import build_parser, main, record
+from scripts.replay import __main__ as command
+from scripts.replay.__main__ import build_parser, main, record
 from scripts.replay.recording import Recording
 from scripts.replay.scores import TurnScore, check_replayable, drafter_from, figures, score
 from scripts.replay.target import ReplayTarget, refuse_unrecordable

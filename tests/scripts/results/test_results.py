@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from model.commands.command_line import UserError
-from scripts.results.command import MARKED, ROOT, main, pages, with_tables
+from scripts.results.__main__ import MARKED, ROOT, main, pages, with_tables
 from scripts.results.pack import pack
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 from tests.model.families.list_models import BEGIN, END

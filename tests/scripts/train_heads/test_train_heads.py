@@ -23,7 +23,7 @@ from model.commands.model_options import DEMO_MODEL
 from model.engine.target import TargetModel
 from model.methods import find_method
 from scripts.train_heads import training
-from scripts.train_heads.command import TRAINERS, main
+from scripts.train_heads.__main__ import TRAINERS, main
 from scripts.train_heads.data import Batch, Document, batches_of_epoch, collate, read_documents
 from tests.random_llama import random_llama
 
