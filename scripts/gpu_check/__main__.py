@@ -38,7 +38,6 @@ from model.kernels.sdpa import sdpa_backends
 from model.machine.packages import versions
 from scripts.enlarge import SHAPES
 from scripts.gpu_check.answers import answers
-from scripts.gpu_check.batches import batches
 from scripts.gpu_check.bench import (
     FAILED,
     NO_MEASUREMENT,
@@ -71,7 +70,6 @@ PARTS = (
     Part("laws", 90, laws, needs_model=False),
     Part("passes", 90, passes),
     Part("steps", 90, whole_steps),
-    Part("batches", 90, batches),
     Part("answers", 90, answers),
 )
 

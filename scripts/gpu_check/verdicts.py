@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scripts.gpu_check.batches import GENERATE, PLAIN
 from scripts.gpu_check.bench import EAGER, FAILED, GRAPHS, Bench, Found
 
 PASS, FAIL, NOT_MEASURED = "PASS", "FAIL", "NOT MEASURED"
 # Targets: a tree's step over a plain one, of the copy roofline, recycling over plain decoding and `generate`.
 MOST_TREE, LEAST_ROOFLINE, LEAST_SPEEDUP, LEAST_OVER_GENERATE = 1.2, 0.85, 2.0, 4.0
-# Drafting in a batch over the plain batch of the same size: it is never much slower.
-LEAST_OVER_PLAIN = 0.98
 COMMANDS = (
     "python -m scripts.download_data spec_bench mbpp",
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh',
@@ -50,9 +47,6 @@ def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
         ),
         f"recycling >= {LEAST_OVER_GENERATE}x of generate": _ratio(
             asked, LEAST_OVER_GENERATE, "generate"
-        ),
-        f"drafting in batches >= {LEAST_OVER_PLAIN}x of the plain batch, at every size": _batches(
-            timed.get("batches", {})
         ),
         "no part failed": _failures(parts),
     }
@@ -118,19 +112,6 @@ def _ratio(found: Mapping[str, Any], least: float, base: str) -> Judged:
         return None
     ratio, name = max(ratios)
     return ratio >= least, f"{ratio:.2f}x ({name})"
-
-
-def _batches(found: Mapping[str, Any]) -> Judged:
-    """Judge the least ratio of a drafting method to the plain batch of the same size."""
-    ratios = [
-        (row["over_plain"], f"{row['method']}, {row['size']} texts")
-        for row in found.get("rows", ())
-        if row["method"] not in (PLAIN, GENERATE) and row["over_plain"] is not None
-    ]
-    if not ratios:
-        return None
-    ratio, name = min(ratios)
-    return ratio >= LEAST_OVER_PLAIN, f"{ratio:.2f}x ({name})"
 
 
 def _failures(parts: Mapping[str, Found]) -> Judged:
