@@ -107,12 +107,13 @@ def _packed_row(target: TargetModel, text: Sequence[int], count: int) -> torch.T
     """Return the same by a pass that shorter texts share, with four rows each at most."""
     sizes = [1, *(min(4, count - begin) for begin in range(0, count, 4))]
     passes = shared_passes(target, len(sizes))
-    caches = [passes.new_cache(len(text) + size) for size in sizes]
-    trees = [DraftTree.chain([text[-1]])]
+    trees, caches = [DraftTree.chain([text[-1]])], []
     trees += [DraftTree.chain(_beside(text[at:], size)) for at, size in enumerate(sizes[1:], 1)]
-    for number, cache in enumerate(caches):
-        for _ in target.prefill(text[number:], cache, with_logits=False):
+    for number, size in enumerate(sizes):
+        own = target.new_cache(len(text) + size)
+        for _ in target.prefill(text[number:], own, with_logits=False):
             pass
+        caches.append(passes.new_cache(len(text) + size, own))
     return passes.forward(trees, caches).logits[0][0].float().clone()
 
 
