@@ -18,6 +18,9 @@ from typing import NamedTuple
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
 
+# What every figure needs.
+COUNTERS = ("new_tokens", "wall_time")
+
 
 class Effect(Enum):
     """The effect of a defect on its row; the value says it in words."""
@@ -109,11 +112,12 @@ def row_flaws(
 
 
 def _choice_flaws(choice: Choice, limit: int | None, counts_texts: bool) -> Iterator[Flaw]:
-    if missing := choice.missing_counters:
+    if missing := [key for key in COUNTERS if key not in choice.values]:
         names = " and no ".join(map(repr, missing))
         yield Flaw(f"no {names}; rates need both, texts can be compared", Effect.UNUSABLE)
         return
-    if choice.is_uncounted:
+    has_text = any(text.strip() not in ("", ERROR_TEXT) for text in choice.turns)
+    if has_text and not any(choice.new_tokens):
         yield Flaw(
             "texts, but no new token was counted; evaluation.speed --tokenizer-path counts the baseline's",
             Effect.UNSOUND if counts_texts else Effect.UNUSABLE,

@@ -1,9 +1,8 @@
 """Where two answer files begin to differ, question by question.
 
-Token ids are compared where both files carry them; else text, reasoning, and tool calls with their
-arguments. Rows are matched by question
-id; a row that one file lacks and a question that failed in one of them are differences. A question that
-failed in both has no answers to compare: it is neither equal nor different, and never skipped.
+Token ids are compared where both files carry them; else text, reasoning, and tool calls with their arguments. Rows
+are matched by question id; a row that one file lacks and a question that failed in one of them are differences. A
+question that failed in both has no answers to compare: it is neither equal nor different, and never skipped.
 """
 
 from __future__ import annotations

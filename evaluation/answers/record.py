@@ -147,8 +147,6 @@ class RunRecord(JsonObject):
     role: SkipValidation[str | None] = None
     dtype: SkipValidation[str | None] = None
     git_commit: SkipValidation[str | None] = None
-    start_time: SkipValidation[float | None] = None  # seconds since 1970
-    end_time: SkipValidation[float | None] = None
     shard: SkipValidation[str | None] = None  # I/N
     interleaved_run: SkipValidation[str | None] = None  # common to files that were answered in turn
     held_bytes: SkipValidation[int | None] = None  # by the drafter after the last question

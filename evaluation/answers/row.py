@@ -38,7 +38,6 @@ from model.commands.command_line import UserError
 from model.commands.files import parse_json
 
 REQUIRED_KEYS = ("question_id", "choices")
-COUNTERS = ("new_tokens", "wall_time")
 # The text that Spec-Bench's writer records for a turn that raised an error.
 ERROR_TEXT = "ERROR"
 # A float, or a whole number that can become one.
@@ -179,17 +178,6 @@ class Choice(JsonObject):
     def has_token_ids(self) -> bool:
         """Whether the writer has token ids at all, of whatever content."""
         return "token_ids" in self.values
-
-    @property
-    def missing_counters(self) -> list[str]:
-        """The counters that every figure needs and the writer left out."""
-        return [key for key in COUNTERS if key not in self.values]
-
-    @property
-    def is_uncounted(self) -> bool:
-        """Whether there are texts, and the writer counted no token of any."""
-        has_text = any(text.strip() not in ("", ERROR_TEXT) for text in self.turns)
-        return has_text and not any(self.new_tokens)
 
     @property
     def num_steps(self) -> float:

@@ -27,6 +27,7 @@ from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import (
     CODE,
     EXACT_FIGURES,
+    EXACT_SPEEDUPS,
     OVERALL,
     SPEC_BENCH_TASKS,
     RunFigures,
@@ -36,7 +37,6 @@ from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_nam
 from evaluation.scoring.intervals import UNKNOWN, Interval
 from evaluation.scoring.per_question import SPEED_BENCH_MARK, pair_questions
 
-EXACT_SPEEDUPS = ("exact_speedup", "decode_speedup")
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
 # Of the frames of `evaluation.scoring.per_question`.
 QUESTION_COLUMNS = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")

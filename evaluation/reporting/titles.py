@@ -232,15 +232,14 @@ def group_facts(groups: Sequence[Group]) -> list[dict[str, str]]:
     groups apart, and questions where they are not those of the benchmark.
     """
     found = [_facts(group) for group in groups]
-    return [
-        facts | (_hashes(group) if found.count(facts) > 1 else {})
-        for facts, group in zip(found, groups, strict=True)
-    ]
-
-
-def _hashes(group: Group) -> dict[str, str]:
-    weights = group.facts["model"].rpartition("@")[2]
-    return {"Weights": f"weights {weights}", "Question file": group.facts["question_file"]}
+    for facts, group, same in zip(found, groups, [found.count(it) for it in found], strict=True):
+        if same > 1:
+            weights = group.facts["model"].rpartition("@")[2]
+            facts |= {
+                "Weights": f"weights {weights}",
+                "Question file": group.facts["question_file"],
+            }
+    return found
 
 
 def software_text(group: Group) -> str:

@@ -41,7 +41,8 @@ EXACT_FIGURES = (
     *("cpu_ms_per_token", "base_cpu_ms_per_token", "cpu_ratio"),
 )
 WORK = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")
-INTERVALS = ("speedup", "exact_speedup", "decode_speedup")
+EXACT_SPEEDUPS = ("exact_speedup", "decode_speedup")
+INTERVALS = ("speedup", *EXACT_SPEEDUPS)
 
 
 class RunFigures(NamedTuple):

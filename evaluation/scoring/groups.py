@@ -16,7 +16,14 @@ import pandas as pd
 from evaluation.answers.record import NOISE_FLOOR, UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.scoring.equality import Equality
-from evaluation.scoring.figures import CODE, OVERALL, SPEC_BENCH_TASKS, RunFigures, in_task_order
+from evaluation.scoring.figures import (
+    CODE,
+    EXACT_SPEEDUPS,
+    OVERALL,
+    SPEC_BENCH_TASKS,
+    RunFigures,
+    in_task_order,
+)
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
 from evaluation.scoring.intervals import (
     Interval,
@@ -211,7 +218,7 @@ class Group(NamedTuple):
             is_impossible(
                 row.figures.figure(OVERALL, name), mat, base_mat, self.floor_interval(name)
             )
-            for name in ("exact_speedup", "decode_speedup")
+            for name in EXACT_SPEEDUPS
         )
 
     @property
