@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -174,12 +174,12 @@ def _base_of(model: Any) -> PreTrainedModel:
 class Speculative(SpeculativeMethod):
     """A method as a callable for `generate(custom_generate=...)`; arguments as of `SpeculativeMethod`."""
 
-    def __init__(self, method: str | None = None, tokenizer: Any = None, **options: Any) -> None:
-        super().__init__(method, tokenizer, **options)
-        _hand_over_whole_calls()
-
     def __call__(self, *args: Any, **kwargs: Any) -> Generated:
-        """Decode what transformers has prepared, in the form of a callable."""
+        """Decode what transformers has prepared, in the form of a callable; `_with_whole_calls` leads past it."""
+        logger.warning(
+            "custom_generate: the library was imported within the call, whose streamer, tokenizer, assistant_model "
+            "and synced_gpus it does not see; import it before"
+        )
         return self.decode(Asked({}), *args, **kwargs)
 
 
@@ -189,14 +189,12 @@ class Recycling(Speculative):
     decoder_class = TokenRecycling
 
 
-@cache
-def _hand_over_whole_calls() -> None:
-    """Let `generate` give a call with a callable of ours to it whole.
+def _with_whole_calls(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return transformers' `generate`, which gives a call with a callable of ours to it whole.
 
-    Transformers keeps `streamer`, `tokenizer`, `assistant_model` and `synced_gpus` from callables: whoever reads
-    the streamer would wait for ever, and the others would be ignored silently.
+    It keeps `streamer`, `tokenizer`, `assistant_model` and `synced_gpus` from callables: whoever reads the streamer
+    would wait for ever, and the others would be ignored silently.
     """
-    own = GenerationMixin.generate
 
     @wraps(own)
     def generate(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +205,11 @@ def _hand_over_whole_calls() -> None:
         with ended_on_error(given):
             return decode.generate(own, self, given)
 
-    GenerationMixin.generate = generate
+    return generate
+
+
+# At import: a call looks `generate` up before a callable among its arguments is made.
+GenerationMixin.generate = _with_whole_calls(GenerationMixin.generate)
 
 
 def speculative(method: str | None = None, tokenizer: Any = None, **options: Any) -> Speculative:
