@@ -134,9 +134,8 @@ class Batch:
                 reason,
             )
         is_shared = size > 1 and not reason
-        self._passes = (
-            shared_passes(target, size) if is_shared else None
-        )  # None: each text has its own
+        # None: each text has its own.
+        self._passes = shared_passes(target, size) if is_shared else None
         self._budget = budget if is_shared else None
 
     def __len__(self) -> int:

@@ -70,9 +70,10 @@ async def _answer(service: Service, request: Request, kind: type[TextFields]) ->
         raise Refusal("the client has left", 499) from None
     except asyncio.TimeoutError:
         raise Refusal(f"body: took longer than {options.request_seconds:g} s", 408) from None
-    reply = await service.begin(parse_request(kind, body), deadline)
+    asked = parse_request(kind, body)
+    reply = await service.begin(asked, deadline)
     reply.watch(request.receive)
-    if reply.is_stream:
+    if asked.stream:
         return StreamingResponse(reply.events(), media_type="text/event-stream")
     return JSONResponse(await reply.whole())
 

@@ -200,20 +200,15 @@ class Counters:
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Drafted nodes.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Accepted ones.")
-        self._by_position = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens by their depth in the draft, from 0.",
-            (*LABELS, "position"),
-            registry=self._registry,
+        by_depth = "Accepted tokens by their depth in the draft, from 0."
+        self._by_position = self._new(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", by_depth, "position"
         )
         self._steps = self._counter("token_recycling:steps", "Steps, with and without a draft.")
         self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generated = self._counter("vllm:generation_tokens", "New tokens.")
-        self._ended = Counter(
-            "vllm:request_success",
-            "Answers, by why they ended.",
-            (*LABELS, "finished_reason"),
-            registry=self._registry,
+        self._ended = self._new(
+            "vllm:request_success", "Answers, by why they ended.", "finished_reason"
         )
         for metric, count in (("running", num_running), ("waiting", num_waiting)):
             gauge = Gauge(
@@ -245,9 +240,11 @@ class Counters:
         page: bytes = generate_latest(self._registry)
         return page
 
+    def _new(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, (*LABELS, *labels), registry=self._registry)
+
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(name, text, LABELS, registry=self._registry)
-        return counter.labels(*self._values)
+        return self._new(name, text).labels(*self._values)
 
 
 class QueueFullError(Exception):

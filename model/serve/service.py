@@ -49,11 +49,6 @@ class Reply:
         self._is_begun = False
         self._num_letters = 0  # of the tokens whose log-probabilities were told
 
-    @property
-    def is_stream(self) -> bool:
-        """Whether it is asked for in pieces."""
-        return self._asked.stream
-
     def watch(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
         """Give the answer up when the client closes the connection, of which `receive` tells."""
 
