@@ -27,7 +27,7 @@ WITH_TRANSFORMERS = {
     *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.passes.slots"),
     *("model.engine.referee", "model.engine.loaded_model", "model.engine.passes.slot_passes"),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
-    *("model.compiled.target", "model.engine.passes.static_cache", "model.compiled.graphs"),
+    *("model.compiled.captured", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
     *("model.programs.layers", "model.programs.run"),
     *("model.methods.sps.drafter", "model.methods.heads.mtp.guesser"),

@@ -2,7 +2,7 @@
 
 A GPU idles whenever the host decides something. Here the host decides nothing: it gives the root
 token, and reads in one transfer the drafted, chosen and accepted tokens. The function has the
-static shapes of a pass of `model.compiled.target` and is replayed as one graph in the
+static shapes of a pass of `model.compiled.graphs` and is replayed as one graph in the
 same way.
 
 It accepts exactly what `model.engine.verification.verify` accepts in greedy decoding, with the same
@@ -13,20 +13,22 @@ Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..engine.budget import DraftBudget
 from ..engine.drafter import DeviceDrafting
-from ..engine.passes.static_cache import StaticTreeCache, StaticView
+from ..engine.passes.static_cache import GraphCache, StaticView
 from ..engine.read_out import Candidates, tie_gaps
+from ..engine.target import TargetModel
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, accepted_walk, check_finite
 from ..kernels.operations import top_k
-from ..machine.hardware import downloaded, write
+from ..machine.hardware import downloaded, uploaded, write
+from .captured import length_bucket
 
 
 class PackedStep(NamedTuple):
@@ -59,35 +61,6 @@ class PackedStep(NamedTuple):
         return cls(*(column.tolist() for column in (*numbers, largest.view(torch.float32))))
 
 
-class StaticPasses(Protocol):
-    """The parts of `model.compiled.target.StaticTarget` that whole steps need."""
-
-    device: torch.device
-    vocab_size: int
-
-    def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return depths [P] and additive mask [P, P] of a padded tree."""
-        ...
-
-    def logits_of(
-        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
-    ) -> torch.Tensor:
-        """Return the logits [P, V] of a padded tree."""
-        ...
-
-    def call(
-        self,
-        function: Callable[..., torch.Tensor],
-        functions: dict[tuple[int, int], Any],
-        arguments: tuple[object, ...],
-        cache: StaticTreeCache,
-        num_padded: int,
-        start: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Call a function for a pass over `num_padded` rows after those of the cache, also counted by `start`."""
-        ...
-
-
 class StaticDeviceStep:
     """Steps of one drafter on one target model.
 
@@ -100,7 +73,7 @@ class StaticDeviceStep:
 
     def __init__(
         self,
-        target: StaticPasses,
+        target: TargetModel,
         drafting: DeviceDrafting,
         tie_margin: float,
         eos_ids: Collection[int],
@@ -109,8 +82,7 @@ class StaticDeviceStep:
         self.topology = topology
         self._target, self._drafting = target, drafting
         self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
-        # By shape: (bucket of nodes, bucket of rows).
-        self.functions: dict[tuple[int, int], Any] = {}
+        self.shapes: set[tuple[int, int]] = set()  # seen so far: (bucket of nodes, bucket of rows)
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
         # The deepest accepted node wins; of several, the one that branches off first.
@@ -132,8 +104,13 @@ class StaticDeviceStep:
                 [[*path, *range(len(path), length)] for path in paths], device=device
             )
         with torch.inference_mode():  # as those of other passes
-            depths, mask = target.padded_topology(topology)
-            self._padded_depths, self._mask = depths.clone(), mask.clone()  # [P], [P, P]
+            num_nodes, num_padded = topology.num_nodes, target.padded_size(topology.num_nodes)
+            sees = np.eye(num_padded, dtype=bool)  # padding is seen only by itself
+            sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
+            blocked = np.where(sees, 0.0, torch.finfo(target.dtype).min)  # [P, P]
+            self._mask = uploaded(torch.from_numpy(blocked).to(target.dtype), device)
+            depths = [*topology.depths, *[0] * (num_padded - num_nodes)]
+            self._padded_depths = uploaded(depths, device)  # [P]
 
     def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
         """Whether these steps belong to this drafter, tie margin and set of end tokens."""
@@ -146,7 +123,7 @@ class StaticDeviceStep:
         has_logit = root < self._target.vocab_size
         return is_shallow and has_logit and (self.topology.is_chain or not budget.chain_only)
 
-    def run(self, root: int, cache: StaticTreeCache, room: int) -> tuple[DraftTree, Acceptance]:
+    def run(self, root: int, cache: GraphCache, room: int) -> tuple[DraftTree, Acceptance]:
         """Run a step: append the accepted rows to the cache and let the drafter learn.
 
         Args:
@@ -163,15 +140,23 @@ class StaticDeviceStep:
         num_padded = len(self._padded_depths)
         self._drafting.begin_step()
         write(self._numbers, np.array([cache.length, root, room]))
-        packed = self._target.call(
-            StaticDeviceStep._step, self.functions, (self,), cache, num_padded, self._start
-        )
+        cache.flush()
+        view = cache.storage.view(length_bucket(cache.length + num_padded))
+        self.shapes.add((num_padded, view.num_rows))
+
+        def step() -> torch.Tensor:
+            view.start.copy_(self._start)
+            with self._target.kernels(num_padded):
+                return self._step(view)
+
+        key = (self, num_padded, view.num_rows)
+        packed: torch.Tensor = self._target.replayed(cache.storage, key, step)
         acceptance = self._acceptance(PackedStep.unpacked(downloaded(packed)), room)
         cache.append(len(acceptance.path))
         token_ids = torch.tensor(acceptance.node_tokens, device="cpu")
         return DraftTree(token_ids, self.topology), acceptance
 
-    def warm_up(self, cache: StaticTreeCache) -> None:
+    def warm_up(self, cache: GraphCache) -> None:
         """Run a step after the cache's rows and undo it."""
         length, undo = cache.length, self._drafting.snapshot()
         self.run(0, cache, room=1)
@@ -184,7 +169,7 @@ class StaticDeviceStep:
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
         padded = torch.nn.functional.pad(token_ids, (0, num_padded - num_nodes))
-        logits = target.logits_of(padded, self._padded_depths, self._mask, view)[:num_nodes]
+        logits = logits_of(target, padded, self._padded_depths, self._mask, view)[:num_nodes]
         count = min(max(drafting.num_candidates, 2), logits.shape[1])
         values, candidates = top_k(logits, count)  # [N, k], [N, k]
         values = values.float()
@@ -221,3 +206,32 @@ class StaticDeviceStep:
         return Acceptance(
             path, walk.tokens, step.tokens, step.chosen, nothing, is_decided=walk.is_decided
         )
+
+
+def logits_of(
+    target: TargetModel,
+    token_ids: torch.Tensor,
+    depths: torch.Tensor,
+    mask: torch.Tensor,
+    view: StaticView,
+) -> torch.Tensor:
+    """Return the logits [P, V] of a padded tree: token ids and depths [P], tree mask [P, P]."""
+    num_padded = token_ids.shape[0]
+    view.rows.begin(num_padded)
+    rows = torch.arange(view.num_rows, device=target.device) - view.start  # [M], 0: the root
+    nodes = rows.clamp(0, num_padded - 1)
+    blocked = torch.finfo(mask.dtype).min
+    full = mask[:, nodes].masked_fill(rows >= num_padded, blocked).masked_fill(rows < 0, 0)
+    positions = depths + view.start
+    keys = torch.where(rows < 0, rows, depths[nodes]) + view.start
+    arguments: dict[str, Any] = {
+        "input_ids": token_ids[None],
+        "position_ids": positions[None],
+        "attention_mask": target.masks.by_layer_type(full, positions, keys),
+        target.cache_argument: view,
+    }
+    if "cache_position" in target.parameters:
+        # Without it, transformers 4.57 asks the cache for its length as a number.
+        arguments["cache_position"] = view.rows.next(num_padded)
+    logits: torch.Tensor = target.model(**arguments, use_cache=True, return_dict=True).logits
+    return logits[0]

@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,32 +26,38 @@ from transformers import PreTrainedModel
 from ..engine.backend import PromptChunk
 from ..engine.cache import TreeCache
 from ..engine.drafter import DeviceDrafting
-from ..engine.passes.deferred_cache import DeferredCache
 from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.inputs import PassInputs, TextNodes
 from ..engine.passes.shapes import Preparation
-from ..engine.passes.slot_passes import Computed, PassShape, SlotPasses
+from ..engine.passes.slot_passes import SlotPasses
 from ..engine.passes.slots import Slots
-from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
+from ..engine.passes.static_cache import GraphCache, StaticStorage, StaticView
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.hardware import downloaded
-from .capture import CaptureFailed
-from .device_step import StaticDeviceStep
-from .model_state import ModelState
-from .passes import Passes
-from .target import NODE_STEP, StaticTarget, length_bucket
+from .captured import (
+    NODE_STEP,
+    SHORTEST_LENGTH,
+    CaptureFailed,
+    ModelState,
+    Passes,
+    length_bucket,
+    node_bucket,
+)
+from .device_step import StaticDeviceStep, logits_of
 
 logger = logging.getLogger(__name__)
 
 # Drafts of the trial: the root alone, and a small tree.
 TRIAL_SIZES = (1, 4)
+# Device steps are kept, with their graphs, for this many drafters.
+MAX_DEVICE_STEPS = 4
 READ_OUT = "read-out"  # begins the keys of read-outs
 
 
-class GraphedTarget(StaticTarget):
+class GraphedTarget(TargetModel):
     """A target model on a GPU whose passes are replayed as CUDA graphs.
 
     Args:
@@ -58,23 +65,45 @@ class GraphedTarget(StaticTarget):
         use_kernels: as for `TargetModel`.
 
     Raises:
-        UnsupportedModelError: as `StaticTarget`, and if modules have hooks, which a replay would leave out.
+        UnsupportedModelError: if the model verifies chains only, keeps states, chooses among keys or is spread
+            over devices, or if modules have hooks, which a replay would leave out.
     """
 
     # The first prepares libraries, the second is captured and replayed.
     calls_to_prepare = 2
     is_replayed = True
-    can_be_shared = True
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
+        name = f"model type {self.config.model_type}"
+        if self.chain_only:
+            raise UnsupportedModelError(
+                f"{name}: static shapes need tree masks, but {self.chain_reason}"
+            )
+        if self.mixers or any(shape and shape.index_keys for shape in self.layer_shapes):
+            raise UnsupportedModelError(
+                f"{name}: static shapes allow only keys and values, not recurrent states or index keys"
+            )
+        devices = {parameter.device for parameter in model.parameters()}
+        if len(devices) > 1:
+            raise UnsupportedModelError(
+                f"{name}: is spread over {len(devices)} devices; static shapes allow one"
+            )
+        self._storage: StaticStorage | None = None
+        self._lent: Callable[[], GraphCache | None] = lambda: None
+        self._shapes: set[tuple[int, int]] = (
+            set()
+        )  # of passes so far: (bucket of nodes, bucket of rows)
+        self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
+        self._expected: set[int] = set()  # sizes of drafts that may come
+        self._num_warm: int | None = None  # calls prepared at the last warm-up
         self._state = ModelState(model)
         if self._state.has_hooks:
             raise UnsupportedModelError("its modules have hooks, or a forward of their own")
         # Graphs hold the addresses of the rows of one storage.
         self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
         self._slots: Slots | None = None  # of the last batch
-        self._slots_lent: Callable[[], GraphedSlotPasses | None] = lambda: None
+        self._slots_lent: Callable[[], SlotPasses | None] = lambda: None
         # Numbers of candidates, and whether sketches are wanted: without a drafter's wishes, with and without
         # near-ties, and in measurements.
         self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
@@ -112,20 +141,45 @@ class GraphedTarget(StaticTarget):
         if failure := self.passes_over(cache.storage).calls.failure:
             raise CaptureFailed(failure)
 
-    def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
-        """Return the capture of these hidden states; a graph leaves them where they were when it was captured."""
-        return TargetModel.hidden_states(self, layers)
+    def check_probes(self) -> None:
+        """Refuse: a graph does not notice another forward of the embedding.
 
-    def cache_over(self, storage: StaticStorage) -> DeferredCache:
-        return DeferredCache(storage, storage.num_rows - NODE_STEP)
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            "graphs: such passes read only tokens, and this method appends masks; on a GPU give graphs off "
+            "(in Python a TargetModel)"
+        )
 
-    def slot_passes(self, size: int) -> GraphedSlotPasses:
+    def new_cache(self, capacity: int) -> GraphCache:
+        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree).
+
+        It reuses the rows of the last cache once that is freed, since graphs hold addresses.
+        """
+        # A padded tree writes beyond its nodes.
+        num_rows = length_bucket(capacity + NODE_STEP)
+        with self.lock:
+            storage = self._storage
+            if storage is None or self._lent() is not None or storage.num_rows < num_rows:
+                storage = StaticStorage(self.layer_shapes, num_rows, self.device)
+            cache = GraphCache(storage, storage.num_rows - NODE_STEP)
+            self._storage, self._lent = storage, weakref.ref(cache)
+        return cache
+
+    def padded_size(self, num_nodes: int) -> int:
+        return node_bucket(num_nodes)
+
+    def rows_shown(self, num_rows: int) -> int:
+        return length_bucket(num_rows)
+
+    def slot_passes(self, size: int) -> SlotPasses:
         """Return the passes of a batch; they reuse the slots and graphs of the last batch once that is gone."""
         with self.lock:
             slots = self._slots
             if self._slots_lent() is not None or (slots is not None and slots.size < size):
                 slots = None
-            passes = GraphedSlotPasses(self, size, slots)
+            passes = SlotPasses(self, size, slots)
             self._slots, self._slots_lent = passes.slots, weakref.ref(passes)
         return passes
 
@@ -133,7 +187,7 @@ class GraphedTarget(StaticTarget):
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
         """Read the prompt as `TargetModel.prefill`; forgets graphs of a model that has changed since."""
-        assert isinstance(cache, DeferredCache)
+        assert isinstance(cache, GraphCache)
         cache.flush()
         with self.lock:
             state = ModelState(self.model)
@@ -143,18 +197,18 @@ class GraphedTarget(StaticTarget):
         return super().prefill(prompt_ids, cache, with_logits)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
-        assert isinstance(cache, DeferredCache)
+        assert isinstance(cache, GraphCache)
         num_nodes = tree.topology.num_nodes
         num_padded = self.padded_size(num_nodes)
         passes = self.passes_over(cache.storage)
         inputs = passes.inputs_of(num_padded)
         inputs.upload({0: TextNodes(cache.length, tree)}, cache.take_moves())
-        length = self._length_shown(cache.length + num_padded)
+        length = length_bucket(cache.length + num_padded)
         view = cache.storage.view(min(length, cache.storage.num_rows))  # a slot has any number
-        self._functions.setdefault((num_padded, view.num_rows), StaticTarget.logits_of)
+        self._shapes.add((num_padded, view.num_rows))
         hidden = self.capturing
         key = (num_padded, view.num_rows, hidden and hidden.wanted)
-        rows = self.replayed(passes, key, lambda: self._pass(passes, inputs, view, hidden))
+        rows = self.replayed(cache.storage, key, lambda: self._pass(passes, inputs, view, hidden))
         cache.append(num_nodes)
         if hidden:
             self._hidden_kinds.add(hidden.wanted)
@@ -170,7 +224,7 @@ class GraphedTarget(StaticTarget):
         num_candidates: int,
         with_sketches: bool,
     ) -> ReadOut:
-        assert isinstance(cache, DeferredCache)
+        assert isinstance(cache, GraphCache)
         passes = self.passes_over(cache.storage)
         if logits is not passes.last:
             return read_out(tree, logits, num_candidates, with_sketches)
@@ -178,7 +232,7 @@ class GraphedTarget(StaticTarget):
         self._read_out_kinds.add((num_candidates, with_sketches))
         place, inputs = passes.logits[num_padded], passes.inputs_of(num_padded)
         packed = self.replayed(
-            passes,
+            cache.storage,
             (READ_OUT, num_padded, count, with_sketches),
             lambda: packed_read_out(place, count, with_sketches, inputs.place.token_ids[0]),
         )
@@ -196,7 +250,11 @@ class GraphedTarget(StaticTarget):
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> StaticDeviceStep | None:
-        step = super().device_step(drafting, tie_margin, eos_ids)
+        for step in self._device_steps:
+            if step.is_for(drafting, tie_margin, eos_ids):
+                return step
+        step = StaticDeviceStep(self, drafting, tie_margin, eos_ids)
+        self._device_steps = [step, *self._device_steps[: MAX_DEVICE_STEPS - 1]]
         for passes in self._passes.values():
             passes.calls.forget(
                 lambda key: (
@@ -205,29 +263,16 @@ class GraphedTarget(StaticTarget):
             )
         return step
 
-    def call(
-        self,
-        function: Callable[..., torch.Tensor],
-        functions: dict[tuple[int, int], Any],
-        arguments: tuple[object, ...],
-        cache: StaticTreeCache,
-        num_padded: int,
-        start: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Call a function as `StaticTarget.call`; its arguments are constants, and `start` is given."""
-        assert isinstance(cache, DeferredCache) and start is not None
-        cache.flush()
-        view = cache.storage.view(self._length_shown(cache.length + num_padded))
-        functions.setdefault((num_padded, view.num_rows), function)
+    @property
+    def known_shapes(self) -> list[tuple[int, int]]:
+        """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows)."""
+        return [
+            *self._shapes,
+            *(shape for step in self._device_steps for shape in step.shapes),
+        ]
 
-        def step() -> torch.Tensor:
-            view.start.copy_(start)
-            with self.kernels(num_padded):
-                return function(*arguments, view)
-
-        key = (*arguments, num_padded, view.num_rows)
-        result: torch.Tensor = self.replayed(self.passes_over(cache.storage), key, step)
-        return result
+    def expect_drafts(self, num_nodes: Collection[int]) -> None:
+        self._expected |= set(num_nodes)
 
     @property
     def preparation(self) -> Preparation:
@@ -244,12 +289,37 @@ class GraphedTarget(StaticTarget):
         """Calls after the last warm-up that were no replay; 0 before it."""
         return 0 if self._num_warm is None else self._num_prepared - self._num_warm
 
+    @torch.inference_mode()
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Capture ahead, as `StaticTarget.warm_up`, what was read of passes so far included."""
-        super().warm_up(num_tokens, num_nodes)
+        """Prepare all shapes ahead, so that no timed step captures a graph.
+
+        Runs drafts after a text of every length bucket up to `num_tokens` tokens: drafts of these
+        sizes, of all sizes seen so far and, with an automatic budget, of the sizes it chooses from; also
+        what was read of passes so far.
+        """
+        buckets = {
+            1,
+            *map(self.padded_size, (*num_nodes, *self._expected)),
+            *(nodes for nodes, _ in self.known_shapes),
+        }
+        cache = self.new_cache(num_tokens + max(buckets))
+        for bucket in sorted(buckets):
+            tree = DraftTree.star([0] * bucket)
+            length = length_bucket(bucket)
+            while length <= length_bucket(num_tokens + bucket):
+                # The shortest text of its length bucket: a longer one may not fit the context.
+                base = max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0
+                self._prepare(tree, cache, base)
+                length *= 2
+        lengths = {length for _, length in self._shapes}
+        for step, length in product(self._device_steps, lengths):
+            for _ in range(self.calls_to_prepare):
+                cache.keep(length // 2, ())
+                step.warm_up(cache)
+        cache.keep(0, (1,))
         self._num_warm = self._num_prepared
 
-    def _prepare(self, tree: DraftTree, cache: StaticTreeCache, base: int) -> None:
+    def _prepare(self, tree: DraftTree, cache: GraphCache, base: int) -> None:
         for layers in (None, *self._hidden_kinds):
             hidden = self.hidden_states(layers) if layers else None
             for _ in range(self.calls_to_prepare):
@@ -271,7 +341,7 @@ class GraphedTarget(StaticTarget):
         view.move(numbers.sources, numbers.targets)
         mask = torch.where(inputs.sees[0], self._seen, self._blocked)
         with self.kernels(inputs.num_padded):
-            logits = self.logits_of(numbers.token_ids[0], numbers.depths[0], mask, view)
+            logits = logits_of(self, numbers.token_ids[0], numbers.depths[0], mask, view)
         passes.keep_logits(logits)
         return hidden.pop() if hidden else {}
 
@@ -281,13 +351,18 @@ class GraphedTarget(StaticTarget):
             self._passes[storage] = Passes(self.device)
         return self._passes[storage]
 
-    def replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
+    def kept(self, storage: StaticStorage, logits: torch.Tensor) -> torch.Tensor:
+        passes = self.passes_over(storage)
+        passes.keep_logits(logits)
+        return passes.logits[len(logits)]
+
+    def replayed(self, storage: Any, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call, replayed if it was captured."""
         # Hooks may do more than launch kernels, and graphs hold the usual ones.
         if self._state.has_hooks or self.is_in_reference:
             return call()
         with self.lock:
-            calls = passes.calls
+            calls = self.passes_over(storage).calls
             num_before, seconds_before = calls.num_prepared, calls.seconds
             output = calls.run(key, call)
             self._num_prepared += calls.num_prepared - num_before
@@ -299,49 +374,6 @@ class GraphedTarget(StaticTarget):
                 )
                 calls.failure = ""
         return output
-
-
-class GraphedSlotPasses(SlotPasses):
-    """The passes of a batch, each replayed as a graph of its shape.
-
-    Args:
-        target: the model.
-        size: as of `SlotPasses`.
-        slots: as of `SlotPasses`; their graphs are replayed again.
-    """
-
-    def __init__(self, target: GraphedTarget, size: int, slots: Slots | None) -> None:
-        super().__init__(target, size, slots)
-        self._graphed = target
-
-    def _num_shown(self, num_rows: int) -> int:
-        return length_bucket(num_rows)
-
-    def _computed(
-        self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
-    ) -> Computed:
-        assert probes is None  # refused by `StaticTarget.check_probes`
-        passes = self._graphed.passes_over(self.slots.storage)
-        compute = super()._computed
-
-        def call() -> dict[int, torch.Tensor]:
-            done = compute(shape, hidden, None)
-            passes.keep_logits(done.logits)
-            return done.hidden
-
-        key = (shape, hidden and hidden.wanted)
-        rows = self._graphed.replayed(passes, key, call)
-        return Computed(passes.logits[shape.num_texts * shape.num_nodes], rows)
-
-    def _packed(
-        self, shape: PassShape, logits: torch.Tensor, num_candidates: int, with_sketches: bool
-    ) -> torch.Tensor:
-        passes, pack = self._graphed.passes_over(self.slots.storage), super()._packed
-        key = (shape.num_texts, shape.num_nodes, num_candidates, with_sketches)
-        packed: torch.Tensor = self._graphed.replayed(
-            passes, key, lambda: pack(shape, logits, num_candidates, with_sketches)
-        )
-        return packed
 
 
 def graphed(

@@ -63,8 +63,6 @@ def shared_passes(target: TargetModel, size: int) -> SharedPasses:
 
 
 def _reason(target: TargetModel) -> str:
-    if not target.can_be_shared:
-        return "its passes run in static shapes, of one text"
     if target.mixers:
         return "it keeps recurrent states, which are read text by text"
     if target.chain_only:

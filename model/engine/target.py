@@ -26,7 +26,6 @@ from .cache import TreeCache
 from .loaded_model import LoadedModel
 from .passes.masks import Masks
 from .passes.probes import reading_probes
-from .passes.shared import SharedPasses
 from .read_out import ReadOut, read_out
 from .tree import DraftTree, TreeTopology
 
@@ -56,10 +55,6 @@ class TargetModel(LoadedModel):
         if self.device.type != "cpu":
             capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
         return self._layout.new_cache(capacity)
-
-    def slot_passes(self, size: int) -> SharedPasses | None:
-        """Return passes over slots in a way of this target's own, for up to `size` texts; None: the usual ones."""
-        return None
 
     @property
     def chain_only(self) -> bool:

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from model.budget.measure import NAME as COSTS
 from model.compiled.graphs import GraphedTarget
-from model.compiled.target import StaticTarget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
 from model.engine.target import TargetModel
@@ -26,7 +25,7 @@ from tests.simulated_device.double.accounts import Accounts
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo"
-KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
+KINDS = {"eager": TargetModel, "graphed": GraphedTarget}
 FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
 NUM_TOKENS = 12
@@ -47,9 +46,7 @@ class Setting:
 
     def runs_on(self, kind: str) -> bool:
         """Whether a kind of target model shows what the method reads."""
-        if self.method == "esp":
-            return kind == "eager"  # others read tokens alone
-        return kind != "static" or drafter_class(self.method).drafts_with() != "heads"
+        return self.method != "esp" or kind == "eager"  # graphs read tokens alone
 
     def drafter(self, target: TargetModel) -> Drafter:
         """Return a fresh drafter for a target model."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from model.compiled.target import StaticTarget
+from model.compiled import graphs
 from model.engine.passes.static_cache import StaticView
+from model.engine.target import TargetModel
 from model.engine.tree import TreeTopology
 from model.methods.recycling.adjacency import DeviceTemplate
 from tests.simulated_device.demo import SETTINGS, Decoded, Setting, demo_target, run
@@ -63,15 +65,15 @@ def test_a_branch_on_a_tensor_within_the_step(
 def test_the_length_of_the_text_as_a_number_in_the_pass(
     gpu: SimulatedCuda, expected: list[Decoded]
 ) -> None:
-    logits_of = StaticTarget.logits_of
+    logits_of = graphs.logits_of
 
-    def at_number(self: StaticTarget, *given: torch.Tensor) -> torch.Tensor:
+    def at_number(target: TargetModel, *given: Any) -> torch.Tensor:
         start = given[-1].start
         number = int(start.held)  # which the host knows
         with mock.patch.object(StaticView, "start", torch.full_like(start, number)):
-            return logits_of(self, *given)
+            return logits_of(target, *given)
 
-    fault = mock.patch.object(StaticTarget, "logits_of", at_number)
+    fault = mock.patch.object(graphs, "logits_of", at_number)
     found = with_fault(fault, "graphed", gpu)
     assert [text.tokens for text in found] != [text.tokens for text in expected]
 

@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-import model.compiled.target
+import model.compiled.captured
 from model.api.decoder import SpeculativeDecoder
 from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
-from model.engine.passes.deferred_cache import DeferredCache
 from model.engine.passes.inputs import MOST_MOVED
 from model.engine.passes.layer_shape import BufferShape, LayerShape
-from model.engine.passes.static_cache import StaticStorage
+from model.engine.passes.static_cache import GraphCache, StaticStorage
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
@@ -122,7 +121,7 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
 def test_no_measured_step_captures(
     setting: Setting, target: GraphedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 32)
+    monkeypatch.setattr(model.compiled.captured, "SHORTEST_LENGTH", 32)
     drafter = setting.drafter(target)
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
     generate(target, drafter, prompt[:8], **options)
@@ -174,7 +173,7 @@ def shapes() -> list[LayerShape]:
 @pytest.mark.parametrize("length", [2, MOST_MOVED, MOST_MOVED + 3])
 def test_rows_move_as_in_any_cache(length: int) -> None:
     path = [0, *range(2, length + 1)]
-    ours = DeferredCache(StaticStorage(shapes(), 256, CUDA), 256)
+    ours = GraphCache(StaticStorage(shapes(), 256, CUDA), 256)
     plain = TreeCache(shapes(), 256)
     rows = torch.arange(2 * 2 * 256 * 2 * 3).view(4, 256, 2, 3).float()
     ours.storage.buffers[0].copy_(rows)

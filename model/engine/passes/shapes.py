@@ -1,13 +1,20 @@
 """The shapes in which passes run, and the work that is done ahead for them.
 
 A stock model takes any shape, with nothing to prepare. CUDA graphs need a few fixed
-shapes (`model.compiled.target`), which are prepared before times are measured.
+shapes (`model.compiled.graphs`), which are prepared before times are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
+
+import torch
+
+from .shared import SharedPasses
+
+# Rows shown of a slot are a multiple of this.
+SHOWN_STEP = 64
 
 
 class Preparation(NamedTuple):
@@ -30,9 +37,6 @@ class Preparation(NamedTuple):
 
 class PassShapes:
     """The shapes of passes; here any shape, and nothing to prepare."""
-
-    # Whether passes of these shapes can be those of several texts.
-    can_be_shared = True
 
     @property
     def num_prepared(self) -> int:
@@ -66,4 +70,20 @@ class PassShapes:
 
     def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
         """Return a drafter's steps that run whole on the device; None if they cannot."""
+        return None
+
+    def replayed(self, storage: Any, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
+        """Return the output of a call over the rows of a storage; what may replay it tells it by its key."""
+        return call()
+
+    def kept(self, storage: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Return a pass's logits where later calls over this storage may read them."""
+        return logits
+
+    def rows_shown(self, num_rows: int) -> int:
+        """Return the rows of each slot that a pass shows which reads and writes this many."""
+        return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
+
+    def slot_passes(self, size: int) -> SharedPasses | None:
+        """Return passes over slots in a way of this target's own, for up to `size` texts; None: the usual ones."""
         return None

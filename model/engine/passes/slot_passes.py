@@ -32,8 +32,6 @@ from .slots import SlotCache, Slots
 # Nodes of each text, which all texts together multiply, and the step between larger numbers.
 NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24, 32, 48, 64, 88, 128)
 NODE_STEP = 64
-# Rows shown of a slot are a multiple of this.
-SHOWN_STEP = 64
 
 
 class PassShape(NamedTuple):
@@ -96,7 +94,10 @@ class SlotPasses:
         inputs.upload(texts, moves, idle_start=slots.num_rows - 1)
         hidden = self._target.capturing
         probes = probes_of_texts({cache.index: tree for tree, cache in pairs}, shape.num_texts)
-        done = self._computed(shape, hidden, probes)
+        key = (shape, hidden and hidden.wanted)
+        done: Computed = self._target.replayed(
+            slots.storage, key, lambda: self._computed(shape, hidden, probes)
+        )
         for tree, cache in pairs:
             cache.append(tree.topology.num_nodes)
 
@@ -119,7 +120,14 @@ class SlotPasses:
     ) -> list[ReadOut]:
         """Copy what is read of a pass over these trees to the host; logits are [B N, V]."""
         count = min(num_candidates, self._target.vocab_size)
-        packed = downloaded(self._packed(shape, logits, count, with_sketches))
+        token_ids = self.slots.inputs_of(shape.num_texts, shape.num_nodes).place.token_ids
+        key = (shape.num_texts, shape.num_nodes, count, with_sketches)
+        packed = self._target.replayed(
+            self.slots.storage,
+            key,
+            lambda: packed_read_out(logits, count, with_sketches, token_ids.flatten()),
+        )
+        packed = downloaded(packed)
         by_slot = packed.unflatten(0, (shape.num_texts, shape.num_nodes))
         return [unpacked(tree, by_slot[cache.index], count, True) for tree, cache in pairs]
 
@@ -130,12 +138,8 @@ class SlotPasses:
         num_nodes = next(buckets, -(-most // NODE_STEP) * NODE_STEP)
         num_texts = 1 + max(cache.index for _, cache in pairs)
         num_texts = min(1 << (num_texts - 1).bit_length(), self.slots.size)
-        num_rows = self._num_shown(num_nodes + max(cache.length for _, cache in pairs))
+        num_rows = self._target.rows_shown(num_nodes + max(cache.length for _, cache in pairs))
         return PassShape(num_texts, num_nodes, min(num_rows, self.slots.num_rows))
-
-    def _num_shown(self, num_rows: int) -> int:
-        """Return the rows of each slot that a pass shows, which reads and writes this many."""
-        return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
 
     def _computed(
         self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
@@ -159,7 +163,8 @@ class SlotPasses:
         )
         with target.kernels(shape.num_nodes):
             logits = self._logits(numbers.token_ids, positions, masks, view, probes)
-        return Computed(logits.flatten(0, 1), hidden.pop() if hidden else {})
+        kept = target.kept(slots.storage, logits.flatten(0, 1))
+        return Computed(kept, hidden.pop() if hidden else {})
 
     def _logits(
         self,
@@ -190,13 +195,6 @@ class SlotPasses:
                 input_ids=input_ids, **arguments, use_cache=True, return_dict=True
             ).logits
         return logits
-
-    def _packed(
-        self, shape: PassShape, logits: torch.Tensor, num_candidates: int, with_sketches: bool
-    ) -> torch.Tensor:
-        """Return what is read of a pass, its tokens included, on the device (`packed_read_out`)."""
-        token_ids = self.slots.inputs_of(shape.num_texts, shape.num_nodes).place.token_ids
-        return packed_read_out(logits, num_candidates, with_sketches, token_ids.flatten())
 
 
 def _slot(cache: TreeCache) -> SlotCache:

@@ -16,10 +16,9 @@ import torch
 from transformers import Cache
 
 from ..cache import TreeCache
-from .deferred_cache import DeferredCache
 from .inputs import MOST_MOVED, PassInputs
 from .layer_shape import LayerShape
-from .static_cache import FixedLayer, StaticStorage
+from .static_cache import FixedLayer, GraphCache, StaticStorage
 
 # The last row of a slot is no text's: padding that goes beyond the slot is written there.
 NUM_SPARE = 1
@@ -29,7 +28,7 @@ SLOT_STEP = 512
 MOST_OF_EACH = 8
 
 
-class SlotCache(DeferredCache):
+class SlotCache(GraphCache):
     """The cache of the text in a slot.
 
     Args:
@@ -46,7 +45,7 @@ class SlotCache(DeferredCache):
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
         """Copy the first `length` rows of any cache of the same layers."""
-        if isinstance(other, DeferredCache):
+        if isinstance(other, GraphCache):
             other.flush()
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.keys[:, :, :length] = theirs.keys[:, :, :length]

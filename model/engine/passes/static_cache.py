@@ -18,6 +18,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...machine.hardware import uploaded
 from ..cache import TreeCache, new_layer
+from .inputs import MOST_MOVED
 from .layer_shape import BufferShape, LayerShape
 
 # Numbers of moved rows are rounded up to this, or a higher power of two; paths are rarely deeper.
@@ -204,17 +205,16 @@ class StaticStorage:
         return self._views[num_rows]
 
 
-class StaticTreeCache(TreeCache):
-    """A `TreeCache` over a storage.
+class GraphCache(TreeCache):
+    """A `TreeCache` over a storage, whose moves of rows wait for the next pass, which makes them on the device.
 
     Args:
         storage: holds the rows; it serves one cache at a time.
         capacity: rows that a text and its drafts may take; padding may write beyond them.
     """
 
-    is_lasting = False
-
     def __init__(self, storage: StaticStorage, capacity: int) -> None:
+        self._moves: list[tuple[int, int]] = []
         self.use_storage(storage, capacity)
         storage.clear()
 
@@ -229,7 +229,8 @@ class StaticTreeCache(TreeCache):
         return sum(buffer.numel() * buffer.element_size() for buffer in self.storage.buffers)
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
-        assert isinstance(other, StaticTreeCache)
+        assert isinstance(other, GraphCache)
+        other.flush()
         for mine, theirs in zip(self.storage.buffers, other.storage.buffers, strict=True):
             mine[:, :length] = theirs[:, :length]
         self.set_length(length)
@@ -238,7 +239,32 @@ class StaticTreeCache(TreeCache):
         """Mark rows that a step has written through a view as in use."""
         self.set_length(self.length + num_rows)
 
+    def keep(self, base: int, rows: Sequence[int]) -> None:
+        self.flush()
+        super().keep(base, rows)
+
+    def take_moves(self, most: int = MOST_MOVED) -> list[tuple[int, int]]:
+        """Return the waiting moves, (source, target), which the caller makes now; none, once they are made, if
+        there are more than `most`.
+        """
+        if len(self._moves) > most:
+            self.flush()
+        moves, self._moves = self._moves, []
+        return moves
+
+    def flush(self) -> None:
+        """Make the waiting moves."""
+        if moves := self.take_moves():
+            sources, targets = zip(*moves, strict=True)
+            self._move_now(sources, targets[0])
+
     def _move(self, rows: Sequence[int], start: int) -> None:
+        if len(rows) > MOST_MOVED:
+            self._move_now(rows, start)
+        else:
+            self._moves = [*zip(rows, range(start, start + len(rows)), strict=True)]
+
+    def _move_now(self, rows: Sequence[int], start: int) -> None:
         """Copy rows to `start` and onward; the last copy is repeated, so that there are few shapes."""
         num_moves = max(FEWEST_MOVED, 1 << (len(rows) - 1).bit_length())
         targets = range(start, start + len(rows))

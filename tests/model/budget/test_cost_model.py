@@ -24,7 +24,8 @@ from model.budget.measure import (
     measure_costs,
     read_or_measure,
 )
-from model.compiled.target import NODE_BUCKETS, StaticTarget
+from model.compiled.captured import NODE_BUCKETS
+from model.compiled.graphs import GraphedTarget
 from model.engine.budget import MARGIN, CostCurve
 from model.engine.loop import generate
 from model.engine.target import TargetModel
@@ -152,7 +153,7 @@ def test_where_drafts_are_padded_whole_buckets_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
-    costs = measure_costs(StaticTarget(target_of(LLAMA).model)).costs
+    costs = measure_costs(GraphedTarget(target_of(LLAMA).model)).costs
     assert costs.sizes == tuple(size for size in NODE_BUCKETS if size <= MAX_MEASURED_NODES)
     assert costs.at(100).of(2) == costs.at(100).of(4)
 
@@ -325,7 +326,7 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement_only(
     assert read_or_measure(target_of(LLAMA)).sizes == (1, 8)
 
 
-@pytest.mark.parametrize("cls", [TargetModel, StaticTarget])
+@pytest.mark.parametrize("cls", [TargetModel, GraphedTarget])
 @pytest.mark.parametrize("context", [6, 16, 63])
 def test_costs_are_those_of_sizes_that_fit_a_short_context(
     cls: type[TargetModel], context: int, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ import torch
 
 from model.budget.tree_template import TreeTemplate
 from model.compiled.device_step import StaticDeviceStep
-from model.compiled.target import StaticTarget
+from model.compiled.graphs import GraphedTarget
 from model.engine.budget import DraftBudget
 from model.engine.loop import decode, generate
 from model.engine.rules import SamplingRule
@@ -78,7 +78,7 @@ def count_device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_drafts_acceptance_and_matrix_are_the_hosts(
     name: str, count_device_steps: list[int]
 ) -> None:
-    target = StaticTarget(known(name).build())
+    target = GraphedTarget(known(name).build())
     whole, host = drafters(target)
     for seed in range(4):
         prompt = random_ids(20, seed)
@@ -91,7 +91,7 @@ def test_drafts_acceptance_and_matrix_are_the_hosts(
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("harvest", [True, False])
 def test_the_end_of_the_text_and_the_limit_are_the_hosts(limit: int, harvest: bool) -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target, harvest_prompt=harvest)
     prompt = random_ids(20)
     text = referee(target, prompt, NUM_NEW)
@@ -105,7 +105,7 @@ def test_the_end_of_the_text_and_the_limit_are_the_hosts(limit: int, harvest: bo
 def test_a_template_in_any_order_prefers_what_the_host_prefers() -> None:
     paths = [(1,), (0,), (0, 1), (1, 0), (0, 0), (1, 1), (1, 1, 0), (0, 0, 0), (0, 1, 0)]
     template = TreeTemplate(paths, "shuffled")
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target)
     whole._template = host._template = template
     for seed in range(4):
@@ -119,7 +119,7 @@ def test_near_ties_are_left_to_plain_decoding(
     stride: int, options: dict[str, float], count_device_steps: list[int]
 ) -> None:
     for seed in range(3):
-        target = StaticTarget(model_with_twins(seed, stride, **options).model)
+        target = GraphedTarget(model_with_twins(seed, stride, **options).model)
         prompt = random_ids(30, seed, VOCAB_SIZE)
         plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=NUM_NEW)
         whole, host = drafters(target)
@@ -130,7 +130,7 @@ def test_near_ties_are_left_to_plain_decoding(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_equal_logits_in_half_precision_go_to_the_first(dtype: torch.dtype) -> None:
-    target = StaticTarget(model_with_twins(0, 2).model.to(dtype))
+    target = GraphedTarget(model_with_twins(0, 2).model.to(dtype))
     whole, host = drafters(target)
     for seed in range(4):
         prompt = random_ids(30, seed, VOCAB_SIZE)
@@ -138,7 +138,7 @@ def test_equal_logits_in_half_precision_go_to_the_first(dtype: torch.dtype) -> N
 
 
 def test_steps_that_do_not_fit_run_on_the_host(count_device_steps: list[int]) -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target)
     limit = target.context_limit(1)
     assert limit is not None
@@ -153,7 +153,7 @@ def test_steps_that_do_not_fit_run_on_the_host(count_device_steps: list[int]) ->
 
 
 def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
-    static, plain = StaticTarget(known(LLAMA).build()), TargetModel(known(LLAMA).build())
+    static, plain = GraphedTarget(known(LLAMA).build()), TargetModel(known(LLAMA).build())
     options = {"tie_margin": 0.0, "eos_ids": ()}
     assert static.device_step(drafter_for("recycling", static).on_device(), **options) is not None
     for method, given in [
@@ -166,7 +166,7 @@ def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
 
 
 def test_a_step_is_made_once_for_a_drafter() -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     one, other = drafter_for("recycling", target), drafter_for("recycling", target)
     one, other = one.on_device(), other.on_device()
     step = target.device_step(one, 0.0, [3])
@@ -177,7 +177,7 @@ def test_a_step_is_made_once_for_a_drafter() -> None:
 
 
 def test_a_budget_below_the_template_does_not_fit() -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     step = target.device_step(drafter_for("recycling", target).on_device(), 0.0, ())
     assert step is not None
     depth = step.topology.max_depth
@@ -187,7 +187,7 @@ def test_a_budget_below_the_template_does_not_fit() -> None:
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     drafter = drafter_for("recycling", target)
     steps = decode(target, drafter, random_ids(20), max_new_tokens=NUM_NEW)
     next(steps)
@@ -199,7 +199,7 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize("policy", ["average", "accepted-last"])
 def test_memory_moves_between_host_and_device(policy: str) -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target, policy=policy)
     assert_same(target, whole, host, random_ids(20), max_new_tokens=NUM_NEW)
     fresh, _ = drafters(target, policy=policy)
@@ -211,7 +211,7 @@ def test_memory_moves_between_host_and_device(policy: str) -> None:
 
 
 def test_a_device_with_memory_of_its_own_has_the_hosts_rows(count_device_steps: list[int]) -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target)
     arrays = [whole._adjacency.successors, whole._adjacency.shares]
     for array in arrays:
@@ -229,7 +229,7 @@ def test_a_device_with_memory_of_its_own_has_the_hosts_rows(count_device_steps: 
 
 
 def test_a_warm_up_teaches_nothing() -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target)
     assert_same(target, whole, host, random_ids(20), max_new_tokens=NUM_NEW)
     target.warm_up(600)

@@ -5,18 +5,22 @@ Run: pytest tests/model/compiled/test_target.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-import model.compiled.target
+import model.compiled.captured
 from model.budget.measure import step_costs
-from model.compiled.target import StaticTarget, length_bucket, node_bucket
+from model.compiled.captured import length_bucket, node_bucket
+from model.compiled.graphs import GraphedTarget
 from model.engine.loop import generate
+from model.engine.passes.inputs import PassInputs, TextNodes
 from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
 from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel
-from model.engine.tree import DraftTree, TreeTopology
+from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
@@ -34,7 +38,7 @@ NUM_NEW = 40
 def test_buckets_hold_what_they_are_asked_for() -> None:
     sizes = range(1, 400)
     assert all(node_bucket(size) >= size for size in sizes)
-    assert all(node_bucket(size) - size < model.compiled.target.NODE_STEP for size in sizes)
+    assert all(node_bucket(size) - size < model.compiled.captured.NODE_STEP for size in sizes)
     assert [node_bucket(size) for size in (1, 9, 81, 129)] == [1, 16, 88, 192]
     assert all(length_bucket(size) >= size for size in sizes)
     assert [length_bucket(size) for size in (1, 512, 513, 1025)] == [512, 512, 1024, 2048]
@@ -44,7 +48,7 @@ def test_buckets_hold_what_they_are_asked_for() -> None:
     "name", [family.name for family in TREES if family.expected == "trees" and family.is_known]
 )
 def test_padded_nodes_have_the_logits_of_plain_passes(name: str) -> None:
-    target = StaticTarget(known(name).build())
+    target = GraphedTarget(known(name).build())
     probe = Probe.random(target.vocab_size, False, PREFIX_LENGTH)
     with torch.inference_mode():
         error = (verified_logits(target, probe) - expected_logits(target, probe)).abs().max()
@@ -53,15 +57,14 @@ def test_padded_nodes_have_the_logits_of_plain_passes(name: str) -> None:
 
 
 def test_a_node_that_sees_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = StaticTarget(known(LLAMA).build())
-    padded = target.padded_topology
+    target = GraphedTarget(known(LLAMA).build())
+    upload = PassInputs.upload
 
-    def seen(topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
-        depths, mask = padded(topology)
-        mask[0, topology.num_nodes :] = 0
-        return depths, mask
+    def seen(inputs: PassInputs, texts: dict[int, TextNodes], *others: Any) -> None:
+        upload(inputs, texts, *others)
+        inputs.sees[0, 0, texts[0].tree.topology.num_nodes :] = True
 
-    monkeypatch.setattr(target, "padded_topology", seen)
+    monkeypatch.setattr(PassInputs, "upload", seen)
     with pytest.raises(UnsupportedModelError, match="not lossless"):
         self_test(target)
 
@@ -76,8 +79,8 @@ def test_a_node_that_sees_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_tokens_equal_generate_across_buckets(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 16)
-    target = StaticTarget(known(name).build())
+    monkeypatch.setattr(model.compiled.captured, "SHORTEST_LENGTH", 16)
+    target = GraphedTarget(known(name).build())
     for prompt in ([5], random_ids(28)):
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
         assert answer.token_ids == referee(target, prompt, NUM_NEW)
@@ -86,7 +89,7 @@ def test_tokens_equal_generate_across_buckets(
 
 
 def test_sizes_of_an_automatic_budget_are_warmed_up() -> None:
-    target = StaticTarget(SMALL.build())
+    target = GraphedTarget(SMALL.build())
     drafter = drafter_for("recycling", target, tree_version="auto")
     generate(target, drafter, [5], max_new_tokens=2)  # asks for costs
     target.warm_up(100)
@@ -97,7 +100,7 @@ def test_sizes_of_an_automatic_budget_are_warmed_up() -> None:
 @pytest.mark.parametrize("name", [family.name for family in CHAINS if family.is_known])
 def test_models_without_tree_masks_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(UnsupportedModelError) as error:
-        self_test(StaticTarget(known(name).build()))
+        self_test(GraphedTarget(known(name).build()))
     assert "\n" not in str(error.value)
 
 
@@ -105,11 +108,11 @@ def test_a_model_on_two_devices_is_refused() -> None:
     loaded = known(LLAMA).build()
     loaded.elsewhere = nn.Parameter(torch.empty(1, device="meta"))
     with pytest.raises(UnsupportedModelError, match="spread over 2 devices"):
-        StaticTarget(loaded)
+        GraphedTarget(loaded)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("target_class", [TargetModel, StaticTarget])
+@pytest.mark.parametrize("target_class", [TargetModel, GraphedTarget])
 def test_half_precision_stays_within_its_noise(
     target_class: type[TargetModel], dtype: torch.dtype
 ) -> None:
@@ -131,7 +134,7 @@ def test_half_precision_stays_within_its_noise(
 
 
 def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     prompt = random_ids(28)
     first = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
     assert target._storage is not None
@@ -143,7 +146,7 @@ def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
 
 def test_near_ties_fall_as_in_plain_decoding() -> None:
     for seed in range(3):
-        target = StaticTarget(model_with_twins(seed, stride=2).model)
+        target = GraphedTarget(model_with_twins(seed, stride=2).model)
         prompt = random_ids(30, seed, VOCAB_SIZE)
         plain = tokens_of(target, "vanilla", prompt)
         assert tokens_of(target, "recycling", prompt) == plain
@@ -152,7 +155,7 @@ def test_near_ties_fall_as_in_plain_decoding() -> None:
 
 @torch.inference_mode()
 def test_two_texts_at_a_time_have_rows_of_their_own() -> None:
-    target = StaticTarget(known(LLAMA).build())
+    target = GraphedTarget(known(LLAMA).build())
     tree = DraftTree.chain([3])
     first, second = target.new_cache(40), target.new_cache(40)
     alone = target.forward(tree, first)

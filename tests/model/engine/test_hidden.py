@@ -15,7 +15,6 @@ from transformers import LlamaModel
 from model.api.decoder import SpeculativeDecoder
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter, PacedDrafter
-from model.compiled.target import StaticTarget
 from model.engine import target as target_module
 from model.engine import verification
 from model.engine.budget import DraftBudget
@@ -197,7 +196,6 @@ def test_what_shows_no_hidden_states_is_refused_in_one_line() -> None:
     target = target_of(LLAMA)
     refused(target, (2,), r"got layer 2; allowed: -1 to 1")
     refused(target, (-2,), r"got layer -2; allowed: -1 to 1")
-    refused(StaticTarget(target.model), (FINAL,), "compile: .* leave compile out")
     refused(target_of("Gemma 4 text"), (FINAL,), "over 2 tokens shows 1 rows of layer -1")
     refused(target_of("Gemma 3n text"), (0,), "over 2 tokens shows none of layer 0")
     with pytest.raises(UnsupportedModelError, match="no list of 3 layers in LlamaForCausalLM"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.compiled.target import NODE_STEP, StaticTarget, length_bucket
+from model.compiled.captured import NODE_STEP, length_bucket
+from model.compiled.graphs import GraphedTarget
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee
@@ -33,7 +34,7 @@ def expected(prompt: list[int]) -> list[int]:
     return referee(TargetModel(LLAMA.build()), prompt, NUM_NEW)
 
 
-@pytest.mark.parametrize("target_class", [TargetModel, StaticTarget])
+@pytest.mark.parametrize("target_class", [TargetModel, GraphedTarget])
 def test_long_texts_equal_generate(
     target_class: type[TargetModel], prompt: list[int], expected: list[int]
 ) -> None:
@@ -59,6 +60,6 @@ def test_the_cache_is_as_large_as_the_text_not_as_the_context(
 @torch.inference_mode()
 @pytest.mark.parametrize("capacity", [100, 5000])
 def test_static_rows_are_those_of_the_texts_bucket(capacity: int) -> None:
-    cache = StaticTarget(LLAMA.build()).new_cache(capacity)
+    cache = GraphedTarget(LLAMA.build()).new_cache(capacity)
     assert cache.num_bytes == length_bucket(capacity + NODE_STEP) * BYTES_PER_ROW
     assert cache.capacity >= capacity

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model.budget.cost_model import FIRST_BALANCE, CostModel
-from model.compiled.target import StaticTarget
+from model.compiled.graphs import GraphedTarget
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode, generate
@@ -108,7 +108,7 @@ MORE_OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [TargetModel, StaticTarget])
+@pytest.mark.parametrize("kind", [TargetModel, GraphedTarget])
 @pytest.mark.parametrize("prompt", [[VOCAB], [5, 9, VOCAB], [VOCAB, 5, VOCAB, 5, 9, VOCAB, 5]])
 def test_a_prompt_may_hold_tokens_that_have_no_logit(
     prompt: list[int], kind: type[TargetModel]
@@ -119,8 +119,6 @@ def test_a_prompt_may_hold_tokens_that_have_no_logit(
     target = kind(model)
     expected = referee(target, prompt, 12)
     for method in METHODS:
-        if kind is StaticTarget and drafter_class(method).drafts_with() == "heads":
-            continue  # refused
         for options in ({}, *MORE_OPTIONS.get(method, ())):
             drafter = drafter_for(method, target, **options)
             for _ in range(2):  # the second time with the first one's state

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import model.kernels.norms as module
-from model.compiled.target import StaticTarget
+from model.compiled.graphs import GraphedTarget
 from model.engine import read_out
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
@@ -328,7 +328,7 @@ def test_norms_are_exchanged_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> 
     fused_norms(model, torch.float32)
     assert asked == []
     monkeypatch.setattr(module, "has_fused_rms_norm", lambda: True)
-    assert not StaticTarget(model).norms
+    assert not GraphedTarget(model).norms
     assert asked == ["cuda"]
 
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import model.engine.read_out
-from model.compiled.target import StaticTarget
+from model.compiled.graphs import GraphedTarget
 from model.custom_generate import speculative
 from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
@@ -320,7 +320,7 @@ def test_generate_takes_the_callable_turn_after_turn(name: str) -> None:
 @pytest.mark.parametrize("name", ["Qwen3.5", "DeepSeek-V3.2"])
 def test_static_shapes_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="static shapes allow only keys and values"):
-        StaticTarget(known(name).build())
+        GraphedTarget(known(name).build())
 
 
 def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from model.compiled.target import StaticTarget
+from model.compiled.graphs import GraphedTarget
 from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.passes.packed import PackedPasses
@@ -145,7 +145,7 @@ def test_every_row_is_that_of_a_pass_of_its_own(
 def test_what_reads_no_masks_is_refused_in_one_line(target: TargetModel) -> None:
     esp = drafter(target)
     with pytest.raises(UnsupportedModelError, match=r"graphs: .* appends masks; .* graphs off"):
-        esp.check_target(StaticTarget(random_llama(VOCAB, seed=3), use_kernels=False))
+        esp.check_target(GraphedTarget(random_llama(VOCAB, seed=3), use_kernels=False))
     with pytest.raises(Exception, match="masks to the pass, which are not recorded"):
         check_replayable(esp, "esp", 99)
     other = TargetModel(random_llama(VOCAB, seed=3), use_kernels=False)
