@@ -28,7 +28,7 @@ WITH_TRANSFORMERS = {
     *("model.engine.referee", "model.engine.loaded_model", "model.engine.passes.slot_passes"),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
     *("model.compiled.captured", "model.engine.passes.static_cache", "model.compiled.graphs"),
-    *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
+    *("model.kernels.attention", "model.kernels.pass_kernels", "model.kernels.packed_attention"),
     *("model.programs.layers", "model.programs.run"),
     *("model.methods.sps.drafter", "model.methods.heads.mtp.guesser"),
     *("model.api.decoder", "model.api.accelerate", "model.api.speculative_method"),

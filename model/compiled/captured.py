@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..engine.own_code import OwnCode
-from ..engine.passes.inputs import PassInputs
 from ..engine.passes.masks import WINDOWS
+from ..engine.passes.static_cache import PassInputs
 from ..engine.prefix_cache import active_adapters
 from ..machine.hardware import Captured, captured
 

@@ -27,11 +27,16 @@ from ..engine.backend import PromptChunk
 from ..engine.cache import TreeCache
 from ..engine.drafter import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
-from ..engine.passes.inputs import PassInputs, TextNodes
 from ..engine.passes.shapes import Preparation
 from ..engine.passes.slot_passes import SlotPasses
 from ..engine.passes.slots import Slots
-from ..engine.passes.static_cache import GraphCache, StaticStorage, StaticView
+from ..engine.passes.static_cache import (
+    GraphCache,
+    PassInputs,
+    StaticStorage,
+    StaticView,
+    TextNodes,
+)
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel

@@ -15,7 +15,7 @@ import torch
 
 from .cache import TreeCache
 from .passes.packed import PackedPasses
-from .passes.shared import SharedPasses
+from .passes.shapes import SharedPasses
 from .passes.slot_passes import SlotPasses
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
 from .short_windows import with_short_windows

@@ -18,8 +18,8 @@ keys and values for every query head of a group: a copy of the whole cache, time
 every layer. Torch's CPU kernel reads grouped heads as they are, with the same bits.
 
 On a GPU grouped heads with a mask would fall back to matrix products in torch's kernel. The fastest
-attention there for the rows of a draft, transformers' own or one of `model.kernels.folded`, depends on the
-device, so it is measured at a target's first pass (`model.kernels.choice`).
+attention there for the rows of a draft depends on the device, so it is measured at a target's first pass
+(`model.kernels.measured_attention`).
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads, D and E numbers in a key and a value.
 """
@@ -33,14 +33,20 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from . import short_pass as few_rows
-from .choice import ROWS, Choice, LayerHeads, bucket
 from .linear import FEWEST_WEIGHTS, is_exact
-from .measured_attention import choice_on_gpu, first_letters, registered
+from .measured_attention import (
+    ROWS,
+    Choice,
+    LayerHeads,
+    bucket,
+    choice_on_gpu,
+    first_letters,
+    registered,
+)
 from .operations import is_for_draft
 from .packed import num_weights
 from .packed_attention import packed_name
-from .pass_kernels import PassKernels
-from .registered import USUAL, is_special, register_attention
+from .pass_kernels import USUAL, PassKernels, is_special, register_attention
 from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface
 
-from .registered import register_attention
+from .pass_kernels import register_attention
 
 # Transformers' name of the attention that each model writes in plain torch, in its own module.
 EAGER = "eager"

@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..kernels.norms import KINDS, FusedNorm
-from ..kernels.registered import register_attention
+from ..kernels.pass_kernels import register_attention
 from ..machine.own_forwards import OwnForwards, attending
 
 # The name under which attention is captured.

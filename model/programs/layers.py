@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from ..kernels.norms import FusedNorm, find_norms
 from ..kernels.packed import PackedLinear
 from .capture import PLAIN_VALUES, Captured, LayerCall, NoProgramError, captured
-from .program import Programs, programs
-from .rewrite import rewrite
+from .program import Programs, programs, rewrite
 from .run import Attending, LayerPrograms, ProgrammedLayer
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from model.api.decoder import SpeculativeDecoder
 from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
-from model.engine.passes.inputs import MOST_MOVED
 from model.engine.passes.layer_shape import BufferShape, LayerShape
-from model.engine.passes.static_cache import GraphCache, StaticStorage
+from model.engine.passes.static_cache import MOST_MOVED, GraphCache, StaticStorage
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 import model.kernels.attention as attention_module
-import model.kernels.choice as choice_module
+import model.kernels.measured_attention as choice_module
 import model.kernels.norms as norms_module
 from model.compiled.graphs import GraphedTarget
 from model.engine import read_out
@@ -22,10 +22,9 @@ from model.engine.loop import decode
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.kernels.choice import KEYS, ROWS
-from model.kernels.measured_attention import FOLDED, choice_on_gpu
+from model.kernels.measured_attention import FOLDED, KEYS, ROWS, choice_on_gpu
 from model.kernels.norms import has_fused_rms_norm, weighted
-from model.kernels.registered import USUAL
+from model.kernels.pass_kernels import USUAL
 from model.machine.own_forwards import OwnForwards
 from tests.model.decoded import known
 from tests.simulated_device.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of

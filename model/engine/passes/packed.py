@@ -25,7 +25,7 @@ from ..target import TargetModel
 from ..tree import DraftTree, TreeTopology
 from .masks import Masks, TreeMasks
 from .probes import probes_of_nodes
-from .shared import SharedPass
+from .shapes import SharedPass
 
 
 class PackedLayer(CacheLayerMixin):
@@ -89,7 +89,7 @@ class PackedCache(Cache):
 
 
 class PackedPasses:
-    """The packed passes of a batch (`model.engine.passes.shared`); one text alone has the pass of the single loop.
+    """The packed passes of a batch (`model.engine.passes.shapes`); one text alone has the pass of the single loop.
 
     Args:
         target: the model.

@@ -23,11 +23,11 @@ from ..read_out import ReadOut, packed_read_out, unpacked
 from ..target import TargetModel
 from ..tree import DraftTree
 from .hidden import HiddenStates
-from .inputs import TextNodes
 from .masks import Masks, TreeMasks
 from .probes import probes_of_texts, reading_probes
-from .shared import SharedPass
+from .shapes import SharedPass
 from .slots import SlotCache, Slots
+from .static_cache import TextNodes
 
 # Nodes of each text, which all texts together multiply, and the step between larger numbers.
 NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24, 32, 48, 64, 88, 128)
@@ -50,7 +50,7 @@ class Computed(NamedTuple):
 
 
 class SlotPasses:
-    """The passes of a batch on a GPU (`model.engine.passes.shared`).
+    """The passes of a batch on a GPU (`model.engine.passes.shapes`).
 
     Args:
         target: the model, on one device.

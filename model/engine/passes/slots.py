@@ -16,9 +16,8 @@ import torch
 from transformers import Cache
 
 from ..cache import TreeCache
-from .inputs import MOST_MOVED, PassInputs
 from .layer_shape import LayerShape
-from .static_cache import FixedLayer, GraphCache, StaticStorage
+from .static_cache import MOST_MOVED, FixedLayer, GraphCache, PassInputs, StaticStorage
 
 # The last row of a slot is no text's: padding that goes beyond the slot is written there.
 NUM_SPARE = 1

@@ -16,7 +16,7 @@ from model.budget.measure import step_costs
 from model.compiled.captured import length_bucket, node_bucket
 from model.compiled.graphs import GraphedTarget
 from model.engine.loop import generate
-from model.engine.passes.inputs import PassInputs, TextNodes
+from model.engine.passes.static_cache import PassInputs, TextNodes
 from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
 from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel

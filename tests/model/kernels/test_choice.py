@@ -13,12 +13,21 @@ import pytest
 import torch
 
 import model.kernels.attention as attention_module
-import model.kernels.choice as module
+import model.kernels.measured_attention as module
 from model.engine.target import TargetModel
-from model.kernels.choice import KEYS, ROWS, Attend, LayerHeads, bucket, measured_choice
-from model.kernels.folded import folded_products, folded_sdpa
-from model.kernels.measured_attention import FOLDED, choice_on_gpu
-from model.kernels.registered import USUAL
+from model.kernels.measured_attention import (
+    FOLDED,
+    KEYS,
+    ROWS,
+    Attend,
+    LayerHeads,
+    bucket,
+    choice_on_gpu,
+    folded_products,
+    folded_sdpa,
+    measured_choice,
+)
+from model.kernels.pass_kernels import USUAL
 from model.machine import timing
 from tests.model.decoded import known, random_ids
 

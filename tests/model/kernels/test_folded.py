@@ -17,10 +17,15 @@ from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
 from model.kernels.attention import AttentionKernels
-from model.kernels.choice import KEYS, ROWS
-from model.kernels.folded import can_fold, folded_products
-from model.kernels.measured_attention import FOLDED, measured_attention
-from model.kernels.registered import USUAL, usual_attention
+from model.kernels.measured_attention import (
+    FOLDED,
+    KEYS,
+    ROWS,
+    can_fold,
+    folded_products,
+    measured_attention,
+)
+from model.kernels.pass_kernels import USUAL, usual_attention
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import PREFIX_LENGTH
 

@@ -20,7 +20,7 @@ from model.kernels import attention, linear
 from model.kernels.short_pass import short_pass_kernel
 from model.programs import layers as module
 from model.programs import program
-from model.programs.rewrite import with_cache
+from model.programs.program import with_cache
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import batch_tokens
 

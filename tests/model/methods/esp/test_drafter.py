@@ -14,7 +14,7 @@ from model.compiled.graphs import GraphedTarget
 from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.passes.packed import PackedPasses
-from model.engine.passes.shared import SharedPasses
+from model.engine.passes.shapes import SharedPasses
 from model.engine.passes.slot_passes import SlotPasses
 from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel
