@@ -23,9 +23,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("model", "evaluation", "scripts")
 # All contact of the library with transformers.
 WITH_TRANSFORMERS = {
-    *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
+    *(
+        "model.engine.target",
+        "model.engine.passes.cache",
+        "model.engine.proofs.support",
+        "model.engine.rules",
+    ),
     *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.passes.slots"),
-    *("model.engine.referee", "model.engine.loaded_model", "model.engine.passes.slot_passes"),
+    *(
+        "model.engine.proofs.referee",
+        "model.engine.passes.loaded_model",
+        "model.engine.passes.slot_passes",
+    ),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
     *("model.compiled.captured", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.pass_kernels", "model.kernels.packed_attention"),

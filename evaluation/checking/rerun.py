@@ -29,7 +29,7 @@ from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
-from model.engine.support import eos_ids_of
+from model.engine.proofs.support import eos_ids_of
 from model.engine.target import TargetModel
 from model.methods import find_method
 

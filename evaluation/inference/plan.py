@@ -20,7 +20,7 @@ from evaluation.questions.questions import Question
 from model.api.prompts import stop_criterion
 from model.commands.command_line import user_errors
 from model.commands.loading import CheckedModel
-from model.engine.support import eos_ids_of
+from model.engine.proofs.support import eos_ids_of
 from model.engine.target import TargetModel
 from model.methods import Method
 from model.options import Options

@@ -37,7 +37,7 @@ from model.commands.loading import CheckedModel, check_model, choose_device, ref
 from model.commands.matrix_file import make_drafter, read_memory
 from model.commands.model_options import ModelOptions
 from model.engine.target import TargetModel
-from model.kernels.sdpa import sdpa_backends
+from model.kernels.measured_attention import sdpa_backends
 from model.machine.hardware import device_name
 from model.machine.packages import versions
 from model.methods import Method

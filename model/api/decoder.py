@@ -23,11 +23,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..compiled.graphs import graphed
+from ..engine.proofs.self_test import prove
+from ..engine.proofs.support import eos_ids_of
 from ..engine.request import Request
 from ..engine.rules import Processor, token_rule
-from ..engine.self_test import prove
 from ..engine.step import StepRecord
-from ..engine.support import eos_ids_of
 from ..engine.target import TargetModel
 from ..methods import MethodName, drafter_class
 from ..options import chosen
@@ -51,7 +51,7 @@ class SpeculativeDecoder:
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
-            compiled. Or a target that passed `model.engine.self_test`. A model is tested once. On one
+            compiled. Or a target that passed `model.engine.proofs.self_test`. A model is tested once. On one
             GPU its passes are replayed as CUDA graphs; `TargetModel(model)` launches each kernel by itself.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..engine.proofs.support import CACHE_ARGUMENTS, holds_tokens
 from ..engine.rules import refuse_stateful
-from ..engine.support import CACHE_ARGUMENTS, holds_tokens
 from ..machine.packages import HERE
 from ..options import unknown_name
 from .prepared_call import PreparedCall, are_by_row, is_by_row

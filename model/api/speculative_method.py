@@ -26,10 +26,10 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
-from ..engine.packing import why_not_packed
+from ..engine.proofs.packing import why_not_packed
+from ..engine.proofs.support import refuse_unverifiable
 from ..engine.request import Request
 from ..engine.step import StepRecord
-from ..engine.support import refuse_unverifiable
 from ..engine.target import TargetModel
 from .decoder import SpeculativeDecoder
 from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, check, refusal

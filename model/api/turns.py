@@ -18,9 +18,9 @@ from ..budget.batch import BatchBudget, batch_budget
 from ..engine.batch import Batch, Turn, run
 from ..engine.drafter import Drafter
 from ..engine.loop import steps_of
-from ..engine.prefix_cache import PrefixCache
+from ..engine.passes.prefix_cache import PrefixCache
+from ..engine.proofs.self_test import prove_changes
 from ..engine.request import Request
-from ..engine.self_test import prove_changes
 from ..engine.step import StepRecord
 from ..engine.target import TargetModel
 from ..machine.hardware import give_back_threads

@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 
 from ..engine.drafter import Drafter
-from ..engine.packing import shared_passes, why_not_packed
+from ..engine.proofs.packing import shared_passes, why_not_packed
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.timing import seconds_of

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..engine.cache import TreeCache
+from ..engine.passes.cache import TreeCache
 from ..engine.read_out import USUAL_CANDIDATES
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree

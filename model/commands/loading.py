@@ -20,10 +20,10 @@ from ..api.decoder import SpeculativeDecoder
 from ..api.loading.gguf import check_gguf, is_gguf, read, read_tokenizer
 from ..api.loading.weights import choose_weights, read_weights
 from ..compiled.graphs import graphed
-from ..engine.self_test import self_test
-from ..engine.support import UnsupportedModelError, context_limit
+from ..engine.proofs.self_test import self_test
+from ..engine.proofs.support import UnsupportedModelError, context_limit
 from ..engine.target import TargetModel
-from ..kernels.sdpa import turn_off_cudnn
+from ..kernels.measured_attention import turn_off_cudnn
 from ..machine.packages import installed_version
 from ..methods import Method
 from .command_line import UserError, first_line, user_errors

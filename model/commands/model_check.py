@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..engine.packing import shared_passes, why_not_packed
+from ..engine.proofs.packing import shared_passes, why_not_packed
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from .command_line import UserError

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ..engine.own_code import OwnCode
 from ..engine.passes.masks import WINDOWS
+from ..engine.passes.prefix_cache import active_adapters
 from ..engine.passes.static_cache import PassInputs
-from ..engine.prefix_cache import active_adapters
+from ..engine.proofs.own_code import OwnCode
 from ..machine.hardware import Captured, captured
 
 # Kernels work in tiles of 8 rows, and each bucket costs a capture; 88 holds the paper's 81 nodes.

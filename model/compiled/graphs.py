@@ -24,8 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.backend import PromptChunk
-from ..engine.cache import TreeCache
 from ..engine.drafter import DeviceDrafting
+from ..engine.passes.cache import TreeCache
 from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.shapes import Preparation
 from ..engine.passes.slot_passes import SlotPasses
@@ -37,8 +37,8 @@ from ..engine.passes.static_cache import (
     StaticView,
     TextNodes,
 )
+from ..engine.proofs.support import UnsupportedModelError
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
-from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.hardware import downloaded

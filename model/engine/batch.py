@@ -3,8 +3,8 @@
 Every step proposes a draft for each text, verifies all drafts in one pass, in the layout of the device
 (`model.engine.passes.shapes`), and concludes each text by itself. A text that ends leaves at once, so that another
 may take its place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
-than for one chunk. Texts of a model that cannot share a pass (`model.engine.packing`) are decoded in turn, each by
-the step of the single loop (`model.engine.loop`): the same answers, and no gain.
+than for one chunk. Texts of a model that cannot share a pass (`model.engine.proofs.packing`) are decoded in turn,
+each by the step of the single loop (`model.engine.loop`): the same answers, and no gain.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from ..options import integer
 from .drafter import Drafter
 from .loop import step_of
-from .packing import shared_passes, why_not_packed
 from .passes.shapes import SharedPass, SharedPasses
+from .proofs.packing import shared_passes, why_not_packed
 from .request import Request
 from .step import Laps, StepRecord
 from .target import PREFILL_CHUNK, TargetModel

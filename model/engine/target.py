@@ -1,10 +1,10 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
-Decoding calls transformers' models here only; caches, support checks and the parts of a pass have
-modules of their own (`model.engine.cache`, `model.engine.support`, `model.engine.passes`). A tree goes
+Decoding calls transformers' models here only; the parts of a pass and the proofs at load time have
+folders of their own (`model.engine.passes`, `model.engine.proofs`). A tree goes
 into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`), explicit
 positions and a `TreeCache`. What the model can verify is read from its config and proved by
-`model.engine.self_test`.
+`model.engine.proofs.self_test`.
 
 Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
 chunk.
@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ..kernels.sdpa import without_cudnn
+from ..kernels.measured_attention import without_cudnn
 from ..machine.hardware import uploaded
 from ..machine.own_forwards import attending
 from .backend import PromptChunk
-from .cache import TreeCache
-from .loaded_model import LoadedModel
+from .passes.cache import TreeCache
+from .passes.loaded_model import LoadedModel
 from .passes.masks import Masks
 from .passes.probes import reading_probes
 from .read_out import ReadOut, read_out

@@ -21,6 +21,11 @@ Several calls in a row are timed: launched by the host, or replayed as a CUDA gr
 choice is made once a process, at a target's first pass. Before a pass only its number of rows is known, so one
 function is registered for each number of rows; it holds the choice for every number of keys.
 
+On GPUs of compute capability 9 and 10 PyTorch 2.13 prefers cuDNN to its flash and memory-efficient kernels. cuDNN
+builds a plan, tens of milliseconds of work, for every number of keys it has not seen; a text that is decoded has
+another one at every step. The switches are the process's: a command turns cuDNN off for good, so that transformers'
+`generate` beside us runs without it too; the library, a guest in the user's process, does so for its passes alone.
+
 Shapes: n queries in each of H heads, T keys and values in each of K heads, G = H / K heads of queries
 that share keys; D and E numbers in a key and a value. B texts, one but for batches.
 """
@@ -31,7 +36,8 @@ import logging
 import statistics
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -42,6 +48,46 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..machine.hardware import captured
 from ..machine.timing import seconds_of
 from .pass_kernels import USUAL, is_special, register_attention, usual_attention
+
+
+def turn_off_cudnn(device: torch.device) -> None:
+    """Turn cuDNN's attention off in this process if models will run on a GPU."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextmanager
+def without_cudnn(device: torch.device) -> Iterator[None]:
+    """Within the block cuDNN's attention is off if the device is a GPU.
+
+    Another thread may use the switch meanwhile, for another model: whoever found it off does not
+    touch it, so that it is on in the end if it was on before.
+    """
+    is_on = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
+    if not is_on:
+        yield
+        return
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def sdpa_backends(device: torch.device) -> str | None:
+    """Return the attention that PyTorch may choose from on a GPU, such as "flash+efficient+math";
+    None on other devices, where nothing can be switched.
+    """
+    if device.type != "cuda":
+        return None
+    switches: dict[str, Callable[[], bool]] = {
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+        "flash": torch.backends.cuda.flash_sdp_enabled,
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+        "math": torch.backends.cuda.math_sdp_enabled,
+    }
+    return "+".join(name for name, is_on in switches.items() if is_on())
+
 
 # Numbers of queries and keys that are measured. Other numbers use the choice for the next larger one.
 # Passes over more queries are prompts; more keys use the choice for the largest number.

@@ -34,7 +34,7 @@ from model.commands.device import nvidia_driver
 from model.commands.files import check_output, write_whole
 from model.commands.model_options import DEMO_MODEL, ModelOptions
 from model.commands.options import add_options, config_of
-from model.kernels.sdpa import sdpa_backends
+from model.kernels.measured_attention import sdpa_backends
 from model.machine.packages import versions
 from scripts.enlarge import SHAPES
 from scripts.gpu_check.answers import answers

@@ -23,7 +23,7 @@ from model.commands.loading import CheckedModel, check_model, load_target, targe
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods import Method
 from scripts.enlarge import SHAPES, scaled_model

@@ -35,7 +35,7 @@ from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
-from model.engine.support import eos_ids_of
+from model.engine.proofs.support import eos_ids_of
 from model.engine.target import TargetModel
 from model.machine.timing import progress
 from scripts.replay.recording import RecordedTurn, Recording, Source

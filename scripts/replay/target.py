@@ -24,7 +24,7 @@ from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.engine.backend import PromptChunk
-from model.engine.cache import TreeCache
+from model.engine.passes.cache import TreeCache
 from model.engine.passes.shapes import PassShapes
 from model.engine.read_out import ReadOut, read_out, sketch_ids, state_sketch
 from model.engine.target import PREFILL_CHUNK, TargetModel

@@ -34,7 +34,7 @@ from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options
-from model.engine.support import context_limit
+from model.engine.proofs.support import context_limit
 from model.machine.timing import progress
 from model.methods import Method
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from model.engine.drafter import Drafter
-from model.engine.self_test import self_test
-from model.engine.support import UnsupportedModelError
+from model.engine.proofs.self_test import self_test
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.target import TargetModel
 from model.methods import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore

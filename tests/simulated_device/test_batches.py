@@ -13,7 +13,7 @@ from torch import nn
 from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.batch import Batch, NodeBudget
 from model.engine.loop import generate
-from model.engine.packing import why_not_packed
+from model.engine.proofs.packing import why_not_packed
 from model.engine.request import Request
 from model.engine.target import TargetModel
 from model.methods import drafter_class

@@ -10,9 +10,9 @@ import pytest
 from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.batch import Batch
 from model.engine.loop import generate
-from model.engine.packing import why_not_packed
+from model.engine.proofs.packing import why_not_packed
+from model.engine.proofs.self_test import self_test
 from model.engine.request import Request
-from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, known, random_ids
 from tests.model.families.families_with_trees import TREES

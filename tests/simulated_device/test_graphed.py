@@ -14,11 +14,11 @@ from torch import nn
 import model.compiled.captured
 from model.api.decoder import SpeculativeDecoder
 from model.compiled.graphs import GraphedTarget, graphed
-from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
+from model.engine.passes.cache import TreeCache
 from model.engine.passes.layer_shape import BufferShape, LayerShape
 from model.engine.passes.static_cache import MOST_MOVED, GraphCache, StaticStorage
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from tests.model.decoded import known

@@ -19,7 +19,7 @@ import model.kernels.norms as norms_module
 from model.compiled.graphs import GraphedTarget
 from model.engine import read_out
 from model.engine.loop import decode
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.measured_attention import FOLDED, KEYS, ROWS, choice_on_gpu

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from model.engine.batch import Batch
+from model.engine.proofs.self_test import self_test
 from model.engine.request import Request
-from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from tests.simulated_device.demo import (
     COSTS,

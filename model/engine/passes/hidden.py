@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..support import UnsupportedModelError
+from ..proofs.support import UnsupportedModelError
 
 # The layer whose "input" is the output head's: the final, normed hidden state.
 FINAL = -1

@@ -21,8 +21,8 @@ from ...states.own_cache import (
     own_cache_rows,
 )
 from ...states.text_states import TextStates
-from ..cache import TreeCache
-from ..support import UnsupportedModelError, forward_parameters, new_cache
+from ..proofs.support import UnsupportedModelError, forward_parameters, new_cache
+from .cache import TreeCache
 from .layer_shape import BufferShape, LayerShape
 
 

@@ -3,7 +3,7 @@
 Linear layers, norms and activations treat every token by itself, so only attention must tell texts apart. A layer
 of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that it
 returns; `model.kernels.packed_attention` attends text by text. A model that makes other keys of them fails there,
-and has its texts in slots (`model.engine.packing`).
+and has its texts in slots (`model.engine.proofs.packing`).
 
 Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
 """
@@ -19,10 +19,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...kernels.packed_attention import TextRows, with_texts
 from ...machine.hardware import uploaded
-from ..cache import TreeCache, TreeCacheLayer
 from ..read_out import Candidates, ReadOut, read_out
 from ..target import TargetModel
 from ..tree import DraftTree, TreeTopology
+from .cache import TreeCache, TreeCacheLayer
 from .masks import Masks, TreeMasks
 from .probes import probes_of_nodes
 from .shapes import SharedPass

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...machine.own_forwards import OwnForwards
-from ..support import UnsupportedModelError
+from ..proofs.support import UnsupportedModelError
 from ..tree import DraftTree
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..cache import TreeCache
 from ..read_out import ReadOut
 from ..tree import DraftTree
+from .cache import TreeCache
 
 
 class SharedPass(NamedTuple):

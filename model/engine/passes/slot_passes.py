@@ -18,10 +18,10 @@ import torch
 from transformers import Cache
 
 from ...machine.hardware import downloaded
-from ..cache import TreeCache
 from ..read_out import ReadOut, packed_read_out, unpacked
 from ..target import TargetModel
 from ..tree import DraftTree
+from .cache import TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .probes import probes_of_texts, reading_probes

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from transformers import Cache
 
-from ..cache import TreeCache
+from .cache import TreeCache
 from .layer_shape import LayerShape
 from .static_cache import MOST_MOVED, FixedLayer, GraphCache, PassInputs, StaticStorage
 

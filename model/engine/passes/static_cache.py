@@ -20,8 +20,8 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ...machine.hardware import uploaded, write
-from ..cache import TreeCache, new_layer
 from ..tree import DraftTree
+from .cache import TreeCache, new_layer
 from .layer_shape import BufferShape, LayerShape
 
 # Rows of a text that one upload can move; longer accepted paths off the draft's first nodes are rare.

@@ -32,8 +32,8 @@ from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
-from ...engine.cache import TreeCache
 from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.passes.cache import TreeCache
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.packed import num_weights, stored

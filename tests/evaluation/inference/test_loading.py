@@ -22,7 +22,7 @@ from model.commands.command_line import UserError
 from model.commands.loading import load_config_and_tokenizer
 from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods import drafter_class
 from tests.evaluation.conftest import ROOT, error_line, run, token_ids

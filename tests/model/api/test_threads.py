@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model import SpeculativeDecoder
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from tests.model.decoded import referee, required_options
 

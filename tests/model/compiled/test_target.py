@@ -17,8 +17,8 @@ from model.compiled.captured import length_bucket, node_bucket
 from model.compiled.graphs import GraphedTarget
 from model.engine.loop import generate
 from model.engine.passes.static_cache import PassInputs, TextNodes
-from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
-from model.engine.support import UnsupportedModelError
+from model.engine.proofs.self_test import Probe, expected_logits, self_test, verified_logits
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class

@@ -19,11 +19,11 @@ from model.budget.cost_model import CostModel
 from model.engine.batch import Batch, Event
 from model.engine.batch import run as run_batch
 from model.engine.budget import DraftBudget
-from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter
 from model.engine.loop import steps_of
-from model.engine.packing import why_not_packed
+from model.engine.passes.cache import TreeCache
 from model.engine.passes.packed import PackedPasses
+from model.engine.proofs.packing import why_not_packed
 from model.engine.request import Request
 from model.engine.rules import SamplingRule, TokenRule
 from model.engine.target import TargetModel

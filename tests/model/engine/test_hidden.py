@@ -21,9 +21,9 @@ from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, Needs, VerifiedStep
 from model.engine.loop import generate
 from model.engine.passes.hidden import FINAL, layers_of
-from model.engine.prefix_cache import PrefixCache
+from model.engine.passes.prefix_cache import PrefixCache
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.rules import SamplingRule, sampling_processors
-from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from scripts.replay.scores import check_replayable

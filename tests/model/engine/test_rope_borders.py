@@ -14,7 +14,7 @@ import pytest
 import model.engine.target
 from model.api.decoder import SpeculativeDecoder
 from model.engine.loop import generate
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model.engine.batch import Batch
-from model.engine.cache import TreeCache
+from model.engine.passes.cache import TreeCache
 from model.engine.passes.slot_passes import SlotPasses
 from model.engine.passes.slots import SLOT_STEP
 from model.engine.target import TargetModel

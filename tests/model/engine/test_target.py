@@ -18,8 +18,8 @@ from transformers import Cache, PreTrainedModel
 
 import model.engine.target
 from model.engine.loop import generate
-from model.engine.self_test import plain_logits, self_test
-from model.engine.support import ATTENTION, UnsupportedModelError
+from model.engine.proofs.self_test import plain_logits, self_test
+from model.engine.proofs.support import ATTENTION, UnsupportedModelError
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import METHODS

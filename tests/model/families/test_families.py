@@ -17,10 +17,10 @@ import torch
 
 from model.engine.batch import Batch, run
 from model.engine.loop import generate
-from model.engine.packing import why_not_packed
+from model.engine.proofs.packing import why_not_packed
+from model.engine.proofs.self_test import Probe, self_test, verified_logits
+from model.engine.proofs.support import UnsupportedModelError, new_cache
 from model.engine.request import Request
-from model.engine.self_test import Probe, self_test, verified_logits
-from model.engine.support import UnsupportedModelError, new_cache
 from model.engine.target import TargetModel
 from tests.model.decoded import (
     BY_NAME,

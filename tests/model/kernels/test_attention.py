@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 import model.kernels.attention as module
 from model.engine.loop import generate
-from model.engine.self_test import Probe, self_test, verified_logits
+from model.engine.proofs.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.attention import (

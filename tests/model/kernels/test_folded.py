@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import model.kernels.measured_attention as module
 from model.engine.loop import generate
-from model.engine.self_test import Probe, self_test, verified_logits
+from model.engine.proofs.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
 from model.kernels.attention import AttentionKernels
 from model.kernels.measured_attention import (

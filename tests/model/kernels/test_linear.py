@@ -14,7 +14,7 @@ from torch import nn
 
 from model.engine import read_out
 from model.engine.loop import generate
-from model.engine.self_test import self_test
+from model.engine.proofs.self_test import self_test
 from model.engine.target import TargetModel
 from model.kernels import linear as module
 from model.kernels.linear import LinearKernels, few_rows, most_rows, suitable_layers

@@ -16,7 +16,7 @@ import model.kernels.norms as module
 from model.compiled.graphs import GraphedTarget
 from model.engine import read_out
 from model.engine.loop import generate
-from model.engine.self_test import Probe, self_test, verified_logits
+from model.engine.proofs.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
 from model.kernels.norms import (
     FusedNorm,

@@ -15,7 +15,7 @@ import torch
 
 from model import SpeculativeDecoder
 from model.api import turns
-from model.engine import self_test
+from model.engine.proofs import self_test
 from model.engine.target import TargetModel
 from model.machine import hardware
 from tests.model.decoded import known

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from model.engine.loop import generate
-from model.engine.self_test import prove_changes, self_test
+from model.engine.proofs.self_test import prove_changes, self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import attention, linear

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import model.engine.read_out
 from model.compiled.graphs import GraphedTarget
 from model.custom_generate import speculative
-from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
-from model.engine.prefix_cache import PrefixCache
+from model.engine.passes.cache import TreeCache
+from model.engine.passes.prefix_cache import PrefixCache
+from model.engine.proofs.self_test import Probe, compare, self_test
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.rules import SamplingRule, sampling_processors
-from model.engine.self_test import Probe, compare, self_test
-from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree, TreeTopology
 from model.methods import METHODS, drafter_class

@@ -16,7 +16,7 @@ from model.engine.drafter import VerifiedStep
 from model.engine.passes.packed import PackedPasses
 from model.engine.passes.shapes import SharedPasses
 from model.engine.passes.slot_passes import SlotPasses
-from model.engine.support import UnsupportedModelError
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.target import TargetModel
 from model.engine.tree import PROBE, DraftTree
 from model.engine.verification import verify

@@ -1,6 +1,6 @@
 """After `keep` the tree cache equals a fresh cache of the kept text.
 
-Run: pytest tests/model/engine/test_cache.py
+Run: pytest tests/model/engine/passes/test_cache.py
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.engine.cache import TreeCache
+from model.engine.passes.cache import TreeCache
 from model.engine.passes.layer_shape import BufferShape, LayerShape
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree

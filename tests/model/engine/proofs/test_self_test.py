@@ -1,6 +1,6 @@
 """The self-test passes right models and notices every kind of bug that it is meant for.
 
-Run: pytest tests/model/engine/test_self_test.py
+Run: pytest tests/model/engine/proofs/test_self_test.py
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from model import SpeculativeDecoder
-from model.engine import loaded_model
-from model.engine import self_test as module
-from model.engine.cache import TreeCache
 from model.engine.loop import generate
+from model.engine.passes import loaded_model
+from model.engine.passes.cache import TreeCache
 from model.engine.passes.masks import TreeMasks
-from model.engine.referee import Referee
-from model.engine.self_test import (
+from model.engine.proofs import self_test as module
+from model.engine.proofs.referee import Referee
+from model.engine.proofs.self_test import (
     CHAIN,
     TREE,
     Comparison,
@@ -34,7 +34,7 @@ from model.engine.self_test import (
     prove,
     self_test,
 )
-from model.engine.support import UnsupportedModelError
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.target import TargetModel
 from model.engine.tree import TreeTopology
 from model.kernels.norms import FusedNorms, find_norms

@@ -1,8 +1,8 @@
 """A loaded model: what is checked, found and chosen once, before its first pass.
 
 Support is read from the config, caches by watching a pass, kernels by the layers' shapes. What the model can verify
-is proved by `model.engine.self_test`. Sums of kernels may round in another way: in float32 near-ties are decided by
-the model's own functions (`ReferenceRows`).
+is proved by `model.engine.proofs.self_test`. Sums of kernels may round in another way: in float32 near-ties are
+decided by the model's own functions (`ReferenceRows`).
 
 Shapes: V vocabulary, D hidden size.
 """
@@ -20,22 +20,16 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
-from ..kernels.attention import AttentionKernels, HeadShape, attention_kernels
-from ..kernels.linear import LinearKernels, linear_kernels
-from ..kernels.norms import FusedNorms, fused_norms
-from ..kernels.packed import num_weights, stored
-from ..machine.hardware import machine_key, use_huge_pages
-from ..machine.own_forwards import OwnForwards
-from ..programs.layers import layer_programs
-from ..programs.run import LayerPrograms
-from .cache import TreeCache
-from .own_code import OwnCode
-from .passes.hidden import HiddenStates, layers_of
-from .passes.layer_shape import BufferShape
-from .passes.layout import CacheLayout
-from .passes.masks import Masks, TreeMasks
-from .passes.shapes import PassShapes
-from .support import (
+from ...kernels.attention import AttentionKernels, HeadShape, attention_kernels
+from ...kernels.linear import LinearKernels, linear_kernels
+from ...kernels.norms import FusedNorms, fused_norms
+from ...kernels.packed import num_weights, stored
+from ...machine.hardware import machine_key, use_huge_pages
+from ...machine.own_forwards import OwnForwards
+from ...programs.layers import layer_programs
+from ...programs.run import LayerPrograms
+from ..proofs.own_code import OwnCode
+from ..proofs.support import (
     KeyBorders,
     UnsupportedModelError,
     cache_argument,
@@ -46,6 +40,12 @@ from .support import (
     use_masked_attention,
     why_chain_only,
 )
+from .cache import TreeCache
+from .hidden import HiddenStates, layers_of
+from .layer_shape import BufferShape
+from .layout import CacheLayout
+from .masks import Masks, TreeMasks
+from .shapes import PassShapes
 
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
 

@@ -1,6 +1,6 @@
 """Models with hooks, or with functions from outside transformers, give their own text or are refused.
 
-Run: pytest tests/model/engine/test_own_code.py
+Run: pytest tests/model/engine/proofs/test_own_code.py
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 
 from model import SpeculativeDecoder
 from model.custom_generate import recycling
-from model.engine import self_test as module
-from model.engine.own_code import OwnCode
-from model.engine.self_test import prove_changes
-from model.engine.support import UnsupportedModelError
+from model.engine.proofs import self_test as module
+from model.engine.proofs.own_code import OwnCode
+from model.engine.proofs.self_test import prove_changes
+from model.engine.proofs.support import UnsupportedModelError
 from model.engine.target import TargetModel
 
 PROMPT = [5, 17, 2, 31, 9]

@@ -2,7 +2,7 @@
 
 Such code may treat the last position of a pass in a way of its own, or the steps of generation. A plain
 pass over several tokens says nothing of it then, so such models are proved token by token
-(`model.engine.referee`), and again when this code has changed.
+(`model.engine.proofs.referee`), and again when this code has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from .passes.hidden import HiddenStates
+from ..passes.hidden import HiddenStates
 
 HIDDEN = HiddenStates.__module__
 FORWARD, PREPARE = "forward", "prepare_inputs_for_generation"

@@ -13,15 +13,15 @@ import logging
 
 import torch
 
-from .cache import TreeCache
-from .passes.packed import PackedPasses
-from .passes.shapes import SharedPasses
-from .passes.slot_passes import SlotPasses
+from ..passes.cache import TreeCache
+from ..passes.packed import PackedPasses
+from ..passes.shapes import SharedPasses
+from ..passes.slot_passes import SlotPasses
+from ..target import TargetModel
+from ..tree import DraftTree, TreeTopology
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
 from .short_windows import with_short_windows
 from .support import rope_settings
-from .target import TargetModel
-from .tree import DraftTree, TreeTopology
 
 logger = logging.getLogger(__name__)
 

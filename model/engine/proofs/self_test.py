@@ -5,10 +5,10 @@ node, and of a step after a kept branch, must equal those of plain passes over p
 sequence, transformers' own cache and mask). With recurrent states a plain pass reads the path token
 by token, as plain decoding does: some models compute another recurrence over several tokens. The
 step after the kept branch then proves the kept states. A model with hooks, or with functions from
-outside transformers, is compared with its own generation, token by token (`model.engine.referee`).
+outside transformers, is compared with its own generation, token by token (`model.engine.proofs.referee`).
 The test knows nothing of the architecture, so it also catches what the config does not show.
 Kernels with which drafts are not lossless are turned off. Sliding windows of transformers' masks are
-short in a copy of the model that is tested in its place (`model.engine.short_windows`); windows that a
+short in a copy of the model that is tested in its place (`model.engine.proofs.short_windows`); windows that a
 model makes itself are as they are (`support.why_chain_only`).
 
 Shapes: N nodes, V vocabulary, L tokens of a plain pass.
@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..machine.hardware import give_back_threads
+from ...machine.hardware import give_back_threads
+from ..passes.prefix_cache import Weights
+from ..target import TargetModel
+from ..tree import DraftTree, TreeTopology
 from .own_code import OwnCode
-from .prefix_cache import Weights
 from .referee import Referee, plain_logits, run_plainly
 from .short_windows import with_short_windows
 from .support import UnsupportedModelError, new_cache
-from .target import TargetModel
-from .tree import DraftTree, TreeTopology
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..passes.masks import WINDOWS
+from ..target import TargetModel
 from .own_code import OwnCode, uncompiled
-from .passes.masks import WINDOWS
-from .target import TargetModel
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Model support, read from the config: refused, chains only or trees, and how long a text may grow.
 
-The config gives a readable reason before anything runs; `model.engine.self_test` is the proof. A
+The config gives a readable reason before anything runs; `model.engine.proofs.self_test` is the proof. A
 model whose cache holds anything but rows of attention and states (`model.states`) is refused. A
 model whose positions or windows follow the key index instead of `position_ids` verifies chains
 only.
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..states.layers import HAS_STATE_LAYERS, holds_state
-from ..states.own_cache import new_own_cache, own_cache_class
-from .passes.masks import WITH_MASK
+from ...states.layers import HAS_STATE_LAYERS, holds_state
+from ...states.own_cache import new_own_cache, own_cache_class
+from ..passes.masks import WITH_MASK
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Logits of plain decoding, with which the self-test compares those of verified drafts.
 
-Usually they are those of one pass over a text. Models with code of their own (`model.engine.own_code`)
+Usually they are those of one pass over a text. Models with code of their own (`model.engine.proofs.own_code`)
 are asked token by token: transformers' own generation is led along the text, and shows its logits.
 
 Shapes: L tokens of a text, V vocabulary, n tokens of a path.
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
+from ..target import TargetModel
 from .own_code import OwnCode, uncompiled
 from .support import UnsupportedModelError, new_cache
-from .target import TargetModel
 
 # Copies of a text that are read side by side, to see how much rounding depends on the number of rows.
 NUM_COPIES = 4

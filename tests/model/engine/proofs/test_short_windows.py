@@ -1,6 +1,6 @@
 """The self-test shortens the windows of a copy: nobody else sees it, and the copy holds no weights.
 
-Run: pytest tests/model/engine/test_short_windows.py
+Run: pytest tests/model/engine/proofs/test_short_windows.py
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine import self_test as module
-from model.engine.self_test import self_test
-from model.engine.short_windows import SHORT_WINDOW, structural_copy, with_short_windows
+from model.engine.proofs import self_test as module
+from model.engine.proofs.self_test import self_test
+from model.engine.proofs.short_windows import SHORT_WINDOW, structural_copy, with_short_windows
 from model.engine.target import TargetModel
 from tests.model.api.test_threads import beside, plain
 from tests.model.decoded import random_ids

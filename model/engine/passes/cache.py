@@ -20,10 +20,10 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..machine.hardware import uploaded
-from ..states.layers import StateLayer
-from ..states.text_states import TextStates
-from .passes.layer_shape import BufferShape, LayerShape
+from ...machine.hardware import uploaded
+from ...states.layers import StateLayer
+from ...states.text_states import TextStates
+from .layer_shape import BufferShape, LayerShape
 
 
 class TreeCacheLayer(CacheLayerMixin):

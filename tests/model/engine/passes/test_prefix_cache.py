@@ -1,6 +1,6 @@
 """The cache of the last text: a known beginning is not read again, and no token changes.
 
-Run: pytest tests/model/engine/test_prefix_cache.py
+Run: pytest tests/model/engine/passes/test_prefix_cache.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 
 import model.engine.loop
 from model.engine.loop import generate
-from model.engine.prefix_cache import PrefixCache
+from model.engine.passes.prefix_cache import PrefixCache
 from model.engine.target import TargetModel
 from model.engine.verification import ReferenceRows
 from model.methods import METHODS

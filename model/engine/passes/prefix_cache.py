@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from ..proofs.own_code import OwnCode
+from ..proofs.support import rope_border
+from ..target import TargetModel
 from .cache import TreeCache
-from .own_code import OwnCode
-from .support import rope_border
-from .target import TargetModel
 
 # Attributes of peft's layers that say which adapters are active.
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")

@@ -1,0 +1,1 @@
+"""What is proved when a model is loaded, and what notices that it changed."""
