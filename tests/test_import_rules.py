@@ -36,7 +36,7 @@ WITH_TRANSFORMERS = {
         "model.engine.passes.slot_passes",
     ),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
-    *("model.compiled.captured", "model.engine.passes.static_cache", "model.compiled.graphs"),
+    *("model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.pass_kernels", "model.kernels.packed_attention"),
     *("model.programs.layers", "model.programs.run"),
     *("model.methods.sps.drafter", "model.methods.heads.mtp.guesser"),
