@@ -50,9 +50,8 @@ def export(out: Path, overwrite: bool = False) -> list[Path]:
     Raises:
         UserError: if a file is there already, or cannot be written.
     """
-    contents = {"generate.py": GENERATE, "requirements.txt": REQUIREMENTS}
     folder = out / "custom_generate"
-    files = [folder / name for name in contents]
+    files = {folder / "generate.py": GENERATE, folder / "requirements.txt": REQUIREMENTS}
     there = [str(file) for file in files if file.exists()]
     if there and not overwrite:
         raise UserError(f"out: {', '.join(there)} exists already; give --overwrite to replace it")
@@ -60,9 +59,9 @@ def export(out: Path, overwrite: bool = False) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out: cannot make {folder}: {error.strerror}") from error
-    for file, content in zip(files, contents.values(), strict=True):
+    for file, content in files.items():
         write_whole(file, content)
-    return files
+    return list(files)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from model.methods.sps.draft_model import check_draft_model
 
 from evaluation.inference.answering import Answerer, Prompt
 from evaluation.inference.config import QuestionOptions, RunConfig
@@ -37,6 +36,7 @@ from model.commands.options import add_options
 from model.engine.proofs.support import context_limit
 from model.machine.timing import progress
 from model.methods import Method
+from model.methods.sps.drafter import check_draft_model
 
 MODEL = ("model_path", "dtype", "device", "threads", "allow_pickle")
 # Options that are those of a run.
