@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from evaluation.inference.config import (
     AnswerOptions,
@@ -27,7 +28,8 @@ from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.model_options import ModelOptions
-from model.commands.options import add_options
+from model.commands.options import add_options, config_of
+from model.options import Options, option
 
 DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid")
 # Questions and answer files: as of an inference command, but for what is one method's own.
@@ -51,6 +53,35 @@ examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class ComparisonOptions(Options):
+    """Who is compared, how often, and where the answers go."""
+
+    methods: tuple[str, ...] = option(
+        (),
+        'methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
+        "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
+        "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and of a GGUF file "
+        f"llama.cpp, llama.cpp-ngram (default: {' '.join(DEFAULT_METHODS)})",
+        metavar="METHOD",
+    )
+    draft_model: str | None = option(
+        None,
+        "folder or hub name of the model that sps and generate-assisted draft with (default: the demo "
+        "model's, with the demo model)",
+    )
+    runs: int = option(1, "repetitions of the comparison", least=1)
+    out: str | None = option(
+        None,
+        "folder of the answer files, with a folder for each of several benchmarks (default: "
+        "data/BENCH/model_answer)",
+        metavar="DIR",
+    )
+    model_id: str | None = option(
+        None, "beginning of the names of the answer files (default: the model's name)"
+    )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(
@@ -58,42 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Answer questions with several methods in turn, each into an answer file of its own.",
         epilog=EXAMPLES,
     )
-    group = parser.add_argument_group("comparison")
-    group.add_argument(
-        "--methods",
-        nargs="+",
-        default=DEFAULT_METHODS,
-        metavar="METHOD",
-        help='methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
-        "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
-        "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and of a GGUF file "
-        "llama.cpp, llama.cpp-ngram "
-        f"(default: {' '.join(DEFAULT_METHODS)})",
-    )
-    group.add_argument(
-        "--draft-model",
-        metavar="NAME",
-        help="folder or hub name of the model that sps and generate-assisted draft with (default: the demo "
-        "model's, with the demo model)",
-    )
-    group.add_argument(
-        "--runs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="repetitions of the comparison (default: 1)",
-    )
-    group.add_argument(
-        "--out",
-        metavar="DIR",
-        help="folder of the answer files, with a folder for each of several benchmarks (default: "
-        "data/BENCH/model_answer)",
-    )
-    group.add_argument(
-        "--model-id",
-        metavar="NAME",
-        help="beginning of the names of the answer files (default: the model's name)",
-    )
+    add_options(parser.add_argument_group("comparison"), ComparisonOptions)
     add_options(parser.add_argument_group("model"), ModelOptions)
     questions = parser.add_argument_group("questions")
     default = QuestionOptions().bench_name
@@ -113,21 +109,19 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison; return 1 if a question failed, else 0."""
     given = vars(build_parser().parse_args(argv))
-    out, name = given.pop("out"), given.pop("model_id")
-    methods, draft_model, num_runs = (given.pop(key) for key in ("methods", "draft_model", "runs"))
-    if num_runs < 1:
-        raise UserError(f"runs: got {num_runs}; allowed: 1 or more")
-    benches = given.pop("bench_name")
+    options, benches = config_of(ComparisonOptions, given), given.pop("bench_name")
+    out, name = options.out, given.pop("model_id", None)
     with user_errors():
         runs = {bench: RunConfig.of(given | {"bench_name": bench}) for bench in benches}
         AnswerOptions(model_id=name)
     _check_benches(benches, given.get("question_file"))
-    entrants = entrants_of(methods, runs[benches[0]].model.model_path, draft_model)
+    model_path = runs[benches[0]].model.model_path
+    entrants = entrants_of(options.methods or DEFAULT_METHODS, model_path, options.draft_model)
     is_one = len(benches) == 1
     codes = []
     for bench, run in runs.items():
         folder = out if is_one or not out else f"{out}/{bench}"
-        codes.append(compare_methods(entrants, run, folder, name, num_runs))
+        codes.append(compare_methods(entrants, run, folder, name, options.runs))
     return max(codes)
 
 

@@ -63,11 +63,7 @@ class LogprobReplay(FileJudge):
         return difference.turn is not None and difference.cause in ("tokens differ", "texts differ")
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[LogprobJudgement]:
-        """Judge the answers that differ at these places.
-
-        Raises:
-            UserError: if the server does not answer.
-        """
+        """Judge the answers that differ at these places; a `UserError` if the server does not answer."""
         try:
             return [self._verdict(place) for place in places]
         except EndpointError as error:

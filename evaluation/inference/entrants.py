@@ -128,10 +128,8 @@ def _split(words: str) -> list[str]:
 def _needs_draft_model(words: str) -> bool:
     """Whether an entrant drafts with a model that its words do not name."""
     name, *options = _split(words)
-    if is_address(name):
-        return False
-    if name in OTHERS:
-        return OTHERS[name].drafts_with_model
+    if is_address(name) or name in OTHERS:
+        return name == ASSISTED
     return not _names("--draft-model", options) and (
         _method_of(name).drafter_class.drafts_with() == "draft_model"
     )

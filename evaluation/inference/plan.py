@@ -36,10 +36,6 @@ class OtherProgram:
 
     is_served: ClassVar[bool] = False
 
-    @property
-    def drafts_with_model(self) -> bool:
-        return False
-
     def config(self, draft_model: str | None) -> Options:
         """Return its options; `draft_model` is for one that drafts with a model."""
         raise NotImplementedError

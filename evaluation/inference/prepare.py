@@ -48,11 +48,7 @@ NOT_SENT = ("kernels", "weights")
 
 
 def questions_asked(run: RunConfig) -> Asked:
-    """Return the questions of a run in their order, without a model.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """Return the questions of a run in their order, without a model; a `UserError` if there are none."""
     asked = run.questions
     question_file = question_file_of(asked.bench_name, asked.question_file)
     selected = load_questions(

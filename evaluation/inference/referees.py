@@ -41,14 +41,10 @@ class RefereeConfig(Options):
 class Referee(OtherProgram):
     """One of transformers' ways to decode: plain, by prompt lookup, assisted by a draft model, or in batches."""
 
-    @property
-    def drafts_with_model(self) -> bool:
-        return self.name == ASSISTED
-
     def config(self, draft_model: str | None) -> Options:
         if self.name == LOOKUP:
             return RefereeConfig(prompt_lookup_num_tokens=10)
-        return RefereeConfig(draft_model=draft_model if self.drafts_with_model else None)
+        return RefereeConfig(draft_model=draft_model if self.name == ASSISTED else None)
 
     def check(self, run: RunConfig) -> None:
         sampling, batch_size = run.sampling, run.answers.batch_size

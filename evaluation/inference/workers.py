@@ -15,10 +15,9 @@ import logging
 import re
 import socket
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
@@ -84,14 +83,6 @@ class Worker:
         return Finished(row, {} if memory is None else answerer.memory())
 
 
-@dataclass(slots=True)
-class _Task:
-    """A question, and how often a worker died over it."""
-
-    question: Question
-    num_deaths: int = 0
-
-
 class _Pool:
     """The workers, the questions that wait for one, and those being answered."""
 
@@ -101,10 +92,11 @@ class _Pool:
         self._plan = ray.put(plan)
         self._model_id = plan.model_id
         self._threads = threads
-        self._waiting = deque(_Task(question) for question in questions)
-        self._first = questions[0]
+        self._waiting, self._first = deque(questions), questions[0]
+        self._num_deaths: Counter[int | str] = Counter()  # of workers over a question
         self._memory = memory
-        self._under_way: dict[Any, tuple[Any, _Task | None]] = {}
+        # The worker, and what it answers; None: it loads its model.
+        self._under_way: dict[Any, tuple[Any, Question | None]] = {}
         self._num_started = 0
         self._num_lost_loading = 0
         num_gpus = plan.run.model.num_gpus_per_model if plan.model.device.type == "cuda" else 0
@@ -117,27 +109,25 @@ class _Pool:
         self._under_way[loading] = (worker, None)
 
     def finished(self) -> Iterator[Finished]:
-        while self._waiting or any(task for _, task in self._under_way.values()):
+        while self._waiting or any(question for _, question in self._under_way.values()):
             done, _ = ray.wait(list(self._under_way), num_returns=1)
-            worker, task = self._under_way.pop(done[0])
+            worker, question = self._under_way.pop(done[0])
             try:
                 result = ray.get(done[0])
             except RayError as error:
-                yield from self._lost(worker, task, first_line(error))
+                yield from self._lost(worker, question, first_line(error))
                 continue
-            if task is None:
+            if question is None:
                 self._loaded(result)
             elif self._memory is not None:
                 self._memory = result.memory
             if self._waiting:
                 # Before the row is written, so that the worker does not wait for the disk.
-                self._ask(worker, self._waiting.popleft())
-            if task is not None:
+                following = self._waiting.popleft()
+                answering = worker.answer.remote(following, self._memory)
+                self._under_way[answering] = (worker, following)
+            if question is not None:
                 yield result
-
-    def _ask(self, worker: Any, task: _Task) -> None:
-        answering = worker.answer.remote(task.question, self._memory)
-        self._under_way[answering] = (worker, task)
 
     def _loaded(self, result: Loaded) -> None:
         if result.mistake:
@@ -147,20 +137,22 @@ class _Pool:
             for note in result.notes:
                 print(note, file=sys.stderr)
 
-    def _lost(self, worker: Any, task: _Task | None, cause: str) -> Iterator[Finished]:
+    def _lost(self, worker: Any, question: Question | None, cause: str) -> Iterator[Finished]:
         """Replace a dead worker; its question goes to another worker, or fails after the last retry."""
         ray.kill(worker)
-        if task is None:
+        if question is None:
             self._num_lost_loading += 1
             if self._num_lost_loading > MAX_RETRIES:
                 raise UserError(f"workers die while they load the model: {cause}")
-        elif task.num_deaths < MAX_RETRIES:
-            task.num_deaths += 1
-            self._waiting.appendleft(task)
         else:
-            error = f"WorkerDied: {1 + task.num_deaths} workers died over this question: {cause}"
-            row = AnswerRow.of_question(task.question, self._model_id, [], error)
-            yield Finished(row, self._memory or {})
+            self._num_deaths[question.question_id] += 1
+            num_deaths = self._num_deaths[question.question_id]
+            if num_deaths <= MAX_RETRIES:
+                self._waiting.appendleft(question)
+            else:
+                error = f"WorkerDied: {num_deaths} workers died over this question: {cause}"
+                row = AnswerRow.of_question(question, self._model_id, [], error)
+                yield Finished(row, self._memory or {})
         if self._waiting:
             self.start_worker()
 
