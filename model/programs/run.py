@@ -5,8 +5,7 @@ In float32 near-ties are decided with the layers themselves (`reference`), as wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,14 +32,13 @@ class Attending:
 
     def __init__(self, config: Any) -> None:
         self._config = config
-        self.in_two_calls = False
         self.find()
 
     def find(self) -> None:
         """Take the attention that is in use now."""
         name = self._config._attn_implementation
         self.attend: Callable[..., Any] = AttentionInterface()[name]
-        self.is_kernel = name == FEW_QUERIES and not self.in_two_calls
+        self.is_kernel = name == FEW_QUERIES
         self._mask: tuple[torch.Tensor | None, torch.Tensor] = (None, NO_MASK)
 
     def additive(self, mask: torch.Tensor | None) -> torch.Tensor:
@@ -193,18 +191,6 @@ class LayerPrograms(PassKernels):
         """Prepare for a pass that uses them; its attention is in use already."""
         assert self._attending is not None
         self._attending.find()
-
-    @contextmanager
-    def in_two_calls(self) -> Iterator[None]:
-        """Within the block layers take two calls, so that their attention can be watched."""
-        if self._attending is None:
-            yield
-            return
-        self._attending.in_two_calls = True
-        try:
-            yield
-        finally:
-            self._attending.in_two_calls = False
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a pass over `num_rows` rows has reference arithmetic as it is."""

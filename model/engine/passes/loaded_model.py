@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...kernels.attention import AttentionKernels, HeadShape, attention_kernels
 from ...kernels.linear import LinearKernels, linear_kernels
@@ -44,7 +44,7 @@ from .cache import TreeCache
 from .hidden import HiddenStates, layers_of
 from .layer_shape import BufferShape
 from .layout import CacheLayout
-from .masks import Masks, TreeMasks
+from .masks import TreeMasks
 from .shapes import PassShapes
 
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
@@ -115,6 +115,9 @@ class LoadedModel(PassShapes):
         ValueError: if autocast would compute in another dtype than the weights'.
     """
 
+    # Of the target model.
+    new_cache: Callable[[int], TreeCache]
+    run: Callable[..., torch.Tensor]
     # Whether passes are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
     is_replayed = False
     # Whether passes have other arithmetic than usual, that of `reference`.
@@ -159,6 +162,16 @@ class LoadedModel(PassShapes):
         self.uses_slots = self.device.type == "cuda" and self.is_on_one_device
         # Without attention there are no positions.
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes: its model has a lock and layers of its own."""
+        return {name: value for name, value in vars(self).items() if name != "lock"} | {
+            "_swaps": {}
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.lock = _LOCKS.setdefault(self.model, RLock())
 
     @property
     def machine_key(self) -> str:
@@ -369,18 +382,3 @@ class LoadedModel(PassShapes):
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens that this prompt may grow to; None if the model sets no limit."""
         return context_limit(self.config, prompt_length)
-
-    def new_cache(self, capacity: int) -> TreeCache:
-        raise NotImplementedError
-
-    def run(
-        self,
-        token_ids: torch.Tensor,
-        base: int,
-        cache: Cache,
-        masks: Masks | None,
-        positions: torch.Tensor | None = None,
-        last_logits_only: bool = False,
-        probes: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        raise NotImplementedError
