@@ -50,7 +50,7 @@ def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
     for name, place in BUILT_IN.items():
         package = importlib.import_module(place.rpartition(".")[0], "model.methods")
         assert name in package.WORDS and words_of(name).title == method_title(name) != name
-    assert method_title("echo") == "echo"
+    assert method_title("unheard-of") == "unheard-of"
     assert method_title("AR") == "Vanilla (autoregressive)"
 
 
