@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -25,9 +24,6 @@ from scripts.results.pack import groups_of
 DEFAULTS = "defaults"
 # An option that names a tree, of another size each.
 TREE = "tree_version"
-# Cached tokens of the costs that are shown, or the nearest that a report has.
-CONTEXT = 512
-COST_FACTS = ("shape", "dtype", "device", "threads", "git_commit")
 MODEL_TITLES = {
     "demo/model": "Demo model, 7M",
     **{f"{MODELS_FOLDER.name}/{name}": known.title for name, known in KNOWN_MODELS.items()},
@@ -123,32 +119,6 @@ def nodes(packs: Sequence[Path]) -> str:
     return "\n\n".join(_by_size(path) for path in packs)
 
 
-def costs(reports: Sequence[Path]) -> str:
-    """Return milliseconds of a pass by nodes, from stored reports, and relative to one node."""
-    columns = {}
-    for file in reports:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        context = min((line["context"] for line in found["cost_curve"]), key=_far_from_context)
-        facts = [f"{name.removeprefix('git_')} {found[name]}" for name in COST_FACTS]
-        columns[", ".join([*facts, f"context {context}"])] = {
-            line["num_nodes"]: line["milliseconds"]
-            for line in found["cost_curve"]
-            if line["context"] == context
-        }
-    body = []
-    for count in sorted({count for times in columns.values() for count in times}):
-        cells = [
-            f"{times[count]:.2f} ({times[count] / times[1]:.2f})" if count in times else "-"
-            for times in columns.values()
-        ]
-        body.append([str(count), *cells])
-    return markdown_table(["nodes", *columns], body, num_text_columns=0)
-
-
-def _far_from_context(context: int) -> int:
-    return abs(context - CONTEXT)
-
-
 TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "summary": summary,
     "tasks": tasks,
@@ -156,7 +126,6 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "report": report,
     "batches": batches,
     "nodes": nodes,
-    "costs": costs,
 }
 
 

@@ -18,11 +18,10 @@ import numpy as np
 from . import seams
 from .candidates import Chains, GuessRates, best_chains
 from .depth import DepthChooser
-from .logits import LogitsHook, TopRows
+from .logits import LogitsHook, TopRows, align
 from .options import PluginOptions
 from .requests import Requests, RequestState
 from .row_tables import LONGEST, NO_TOKEN, RowTables
-from .rows import align
 from .text_index import LONGEST_MATCH
 
 logger = logging.getLogger(__name__)

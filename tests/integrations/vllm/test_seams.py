@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from token_recycling_vllm import cpu_guard, seams
+from token_recycling_vllm import seams
 from token_recycling_vllm.seams import Hook
 
 
@@ -56,10 +56,10 @@ def test_sampled_requests_are_refused_on_a_cpu(monkeypatch):
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    assert not cpu_guard.is_registered()
-    cpu_guard.register()
-    cpu_guard.register()
-    assert cpu_guard.is_registered()
+    assert not seams.is_registered()
+    seams.register()
+    seams.register()
+    assert seams.is_registered()
     ours = SimpleNamespace(model="token_recycling_vllm.RecyclingProposer")
     with pytest.raises(ValueError, match=r"temperature: got 0\.8; allowed: 0"):
         SamplingParams(0.8)._validate_spec_decode(ours)

@@ -307,18 +307,6 @@ def test_folders_that_are_no_sizes_are_refused(tmp_path: Path) -> None:
         with_tables(_page("nodes", "two.tar.xz"), tmp_path)
 
 
-def test_costs_are_of_reports_of_the_benchmark(tmp_path: Path) -> None:
-    curve = [
-        {"num_nodes": nodes, "context": context, "milliseconds": milliseconds}
-        for context in (512, 4096)
-        for nodes, milliseconds in ((1, 2.0), (8, 3.0 * context / 512))
-    ]
-    facts = {"shape": "demo", "dtype": "float32", "device": "cpu", "threads": 2, "git_commit": "a"}
-    (tmp_path / "costs.json").write_text(json.dumps({**facts, "cost_curve": curve}))
-    text = with_tables(_page("costs", "costs.json"), tmp_path)
-    assert "3.00 (1.50)" in text and "context 512" in text
-
-
 def test_a_pack_holds_the_files_and_nothing_else_byte_for_byte(tmp_path: Path) -> None:
     name = _pack(tmp_path, "one", {"vanilla": 10, "pld": 12})
     (tmp_path / "one" / "note.txt").write_text("of no use")
