@@ -23,7 +23,7 @@ from .loop import step_of
 from .passes.shapes import SharedPass, SharedPasses
 from .proofs.packing import shared_passes, why_not_packed
 from .request import Request
-from .step import Laps, StepRecord
+from .step import StepRecord, StepTimer
 from .target import PREFILL_CHUNK, TargetModel
 from .text import Text, rows_for
 from .tree import DraftTree
@@ -258,7 +258,7 @@ class Batch:
         for key, place in self._places.items():
             if place.reading is None or num_read >= PREFILL_CHUNK:
                 continue
-            laps = Laps()
+            timer = StepTimer()
             try:
                 while place.reading is not None and num_read < PREFILL_CHUNK:
                     if (count := next(place.reading, None)) is None:
@@ -268,41 +268,41 @@ class Batch:
                 self.target.synchronize()
             except Exception as error:  # of this text's drafter
                 failed.append(Event(key, error=error))
-            place.prefill_ns += laps.end("prefill")
+            place.prefill_ns += timer.end("prefill")
         return failed
 
     def _decoded(
         self, texts: dict[Any, Text], passes: SharedPasses, events: list[Event]
     ) -> dict[Any, StepRecord]:
         """Decode a step of these texts in one pass; a text that fails has an event instead."""
-        laps, num_prepared = Laps(), self.target.num_prepared
+        timer, num_prepared = StepTimer(), self.target.num_prepared
         context = sum(text.cache.length for text in texts.values()) / len(texts)
         trees = self._proposed(texts, context, events)
-        laps.end("draft")
+        timer.end("draft")
         if not trees:
             return {}
         chosen = {key: texts[key] for key in trees}
         done, hidden = _pass(passes, list(chosen.values()), list(trees.values()))
-        laps.end("forward")
+        timer.end("forward")
         reads = done.read(
             max(text.num_read for text in chosen.values()),
             any(text.needs.sketches for text in chosen.values()),
         )
-        laps.end("verify")
+        timer.end("verify")
         parts = dict(zip(trees, zip(done.logits, hidden, reads, strict=True), strict=True))
 
         def concluded(key: Any, text: Text) -> StepRecord:
             logits, rows, read = parts[key]
-            return text.conclude(trees[key], logits, rows, laps, lambda *_: read)
+            return text.conclude(trees[key], logits, rows, timer, lambda *_: read)
 
         records = _each(chosen, concluded, events)
         for record in records.values():
-            record.set_times(laps, len(trees))
+            record.set_times(timer, len(trees))
         is_usual = len(records) == len(trees) and self.target.num_prepared == num_prepared
         if self._budget is not None and is_usual:
             num_nodes = sum(tree.topology.num_nodes for tree in trees.values())
             num_tokens = sum(len(record.tokens) for record in records.values())
-            self._budget.learn(len(trees), num_nodes, num_tokens, context, sum(laps.parts()))
+            self._budget.learn(len(trees), num_nodes, num_tokens, context, sum(timer.parts()))
         return records
 
     def _proposed(

@@ -14,7 +14,7 @@ import torch
 from .backend import Backend, KeptRows
 from .drafter import Drafter
 from .request import Request
-from .step import Generation, Laps, StepRecord
+from .step import Generation, StepRecord, StepTimer
 from .text import Text, rows_for
 
 
@@ -63,7 +63,7 @@ def steps_of(
     drafter = drafter.for_target(target)
     if drafter.needs.hidden_layers:
         prefix_cache = None  # rows that are not read again show no hidden states
-    laps = Laps()
+    timer = StepTimer()
     cache = None
     if prefix_cache is not None:
         cache = prefix_cache.open(target, request.prompt_ids, rows_for(request, drafter))
@@ -73,7 +73,7 @@ def steps_of(
     if prefix_cache is not None:
         text.cache.mark()  # the next prompt may go on from the end of this one
     target.synchronize()
-    prefill_ns = laps.end("prefill")
+    prefill_ns = timer.end("prefill")
     while text.stop_reason is None:
         record = step_of(text)
         if prefix_cache is not None:
@@ -85,14 +85,14 @@ def steps_of(
 
 def step_of(text: Text) -> StepRecord:
     """Decode a step of a text whose prompt is read, in a pass of its own."""
-    laps = Laps()
+    timer = StepTimer()
     if text.runs_on_device:
-        record = text.run_on_device(laps)
+        record = text.run_on_device(timer)
     else:
         tree = text.propose()
-        laps.end("draft")
+        timer.end("draft")
         logits, hidden = text.forward(tree)
-        laps.end("forward")
-        record = text.conclude(tree, logits, hidden, laps)
-    record.set_times(laps)
+        timer.end("forward")
+        record = text.conclude(tree, logits, hidden, timer)
+    record.set_times(timer)
     return record

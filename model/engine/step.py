@@ -52,9 +52,11 @@ class StepRecord:
         """This text's share of the time, with its prompt: the shares of all texts add up to the time of a run."""
         return self.prefill_ns + self.step_ns / self.num_texts
 
-    def set_times(self, laps: Laps, num_texts: int = 1) -> None:
+    def set_times(self, timer: StepTimer, num_texts: int = 1) -> None:
         """Set the times of the parts, of a step that this many texts shared."""
-        self.draft_ns, self.forward_ns, self.verify_ns, self.keep_ns, self.observe_ns = laps.parts()
+        self.draft_ns, self.forward_ns, self.verify_ns, self.keep_ns, self.observe_ns = (
+            timer.parts()
+        )
         self.num_texts = num_texts
 
     @property
@@ -68,7 +70,7 @@ class StepRecord:
         return self.path[1 : 1 + len(self.tokens)]
 
 
-class Laps:
+class StepTimer:
     """A stopwatch for the parts of a step: nanoseconds of each, counted from construction."""
 
     def __init__(self) -> None:

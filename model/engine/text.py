@@ -23,7 +23,7 @@ from .budget import DraftBudget
 from .drafter import Drafter, Needs, VerifiedStep
 from .read_out import Reader
 from .request import Request
-from .step import Laps, StepRecord
+from .step import StepRecord, StepTimer
 from .tree import DraftTree
 from .verification import Acceptance, ReferenceRows, verify
 
@@ -165,7 +165,7 @@ class Text:
         tree: DraftTree,
         logits: torch.Tensor,
         hidden: torch.Tensor | None,
-        laps: Laps,
+        timer: StepTimer,
         read: Reader | None = None,
     ) -> StepRecord:
         """Accept what the model says, keep its rows, and let the drafter learn; return the step.
@@ -174,7 +174,7 @@ class Text:
             tree: from `propose`, N nodes, whose rows are the last of the cache.
             logits: after every node, [N, V].
             hidden: hidden states of every node; None if the drafter wants none.
-            laps: of the step.
+            timer: of the step.
             read: copies to the host what is read of the pass; None: the target's way.
         """
         self._go(IN_PASS, READY)
@@ -192,15 +192,15 @@ class Text:
             with_sketches=self.needs.sketches,
             read=read or partial(self.target.read_out, self.cache),
         )
-        laps.end("verify")
+        timer.end("verify")
         self.cache.keep(base, acceptance.path)
         acceptance = self._settle(acceptance)
-        laps.end("keep")
+        timer.end("keep")
         if self._needs is not None and self.hidden is None:
             self.drafter.skip(acceptance.tokens)
         else:
             self.drafter.observe(VerifiedStep(tree, acceptance, self.stop_reason, hidden))
-        laps.end("observe")
+        timer.end("observe")
         return self._record(tree, acceptance)
 
     @property
@@ -209,15 +209,15 @@ class Text:
         step = self._device_step
         return step is not None and step.fits(self.budget, self.tokens[-1])
 
-    def run_on_device(self, laps: Laps) -> StepRecord:
+    def run_on_device(self, timer: StepTimer) -> StepRecord:
         """Run a whole step on the device, where the drafter learns, too."""
         self._go(READY, READY)
         assert self._device_step is not None
         room = self.request.num_total - self.num_new
         tree, acceptance = self._device_step.run(self.tokens[-1], self.cache, room)
-        laps.end("forward")
+        timer.end("forward")
         acceptance = self._settle(acceptance)
-        laps.end("keep")
+        timer.end("keep")
         return self._record(tree, acceptance)
 
     def _settle(self, acceptance: Acceptance) -> Acceptance:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model.engine.request import Request
-from model.engine.step import Laps
+from model.engine.step import StepTimer
 from model.engine.target import TargetModel
 from model.engine.text import Text, WrongOrderError
 from tests.model.decoded import drafter_for, random_ids, target_of
@@ -29,7 +29,7 @@ def text() -> Text:
 
 def concluded(text: Text) -> None:
     tree = text.propose()
-    text.conclude(tree, *text.forward(tree), Laps())
+    text.conclude(tree, *text.forward(tree), StepTimer())
 
 
 @torch.inference_mode()
@@ -50,7 +50,7 @@ def test_a_step_after_a_step_is_in_order(text: Text) -> None:
         lambda text: (*text.read_prompt(), concluded(text), [*text.read_prompt()]),
         lambda text: (
             [*text.read_prompt()],
-            text.conclude(text.propose(), torch.zeros(1), None, Laps()),
+            text.conclude(text.propose(), torch.zeros(1), None, StepTimer()),
         ),
     ],
     ids=["no prompt", "no conclusion", "two drafts", "no offer", "prompt twice", "no pass"],

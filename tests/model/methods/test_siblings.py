@@ -18,7 +18,7 @@ from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.request import Request
-from model.engine.step import Generation, Laps, StepRecord
+from model.engine.step import Generation, StepRecord, StepTimer
 from model.engine.target import TargetModel
 from model.engine.text import Text
 from model.engine.tree import DraftTree
@@ -70,7 +70,7 @@ def expected(place: int) -> list[int]:
 def concluded(text: Text, tree: DraftTree) -> StepRecord:
     """Verify a draft, and return the step."""
     logits, hidden = text.forward(tree)
-    return text.conclude(tree, logits, hidden, Laps())
+    return text.conclude(tree, logits, hidden, StepTimer())
 
 
 def proposed(text: Text) -> Callable[[], DraftTree]:

@@ -15,7 +15,7 @@ from model.budget.best_first import ANY_TOKEN, Guesses
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.request import Request
-from model.engine.step import Laps
+from model.engine.step import StepTimer
 from model.engine.text import Text
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import GUIDES, HybridConfig, HybridDrafter
@@ -58,7 +58,7 @@ def test_heads_read_on_in_steps_without_a_draft() -> None:
         pass
     while text.stop_reason is None:
         tree = text.rest() if text.num_new % 2 else text.propose()
-        text.conclude(tree, *text.forward(tree), Laps())
+        text.conclude(tree, *text.forward(tree), StepTimer())
     assert text.tokens[len(PROMPT) :] == referee(target, PROMPT, 30)
 
 
