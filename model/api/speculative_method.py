@@ -330,7 +330,7 @@ def _drop_unfilled_cache(model: PreTrainedModel) -> None:
 
 
 def _check_inputs(model: PreTrainedModel) -> None:
-    """Refuse a model whose function that prepares inputs was exchanged, as by peft; its class's is proved."""
+    """Refuse a model whose function that prepares inputs was patched, as by peft; its class's is proved."""
     prepare = type(model).prepare_inputs_for_generation
     if model.prepare_inputs_for_generation != MethodType(prepare, model):
         raise UnsupportedCallError(

@@ -96,7 +96,7 @@ class TargetModel(LoadedModel):
             with attending(self.config, attention):
                 if programs:
                     programs.begin_pass()
-                with forwards.exchanged():
+                with forwards.patched():
                     yield
 
     def _needs_mask(self, topology: TreeTopology) -> bool:

@@ -121,7 +121,7 @@ class FusedNorms(PassKernels):
 
     def plain(self) -> AbstractContextManager[None]:
         """Return the block to run a pass of plain decoding in, which is a reference for others."""
-        return (self.of_pass if self.is_reference else OwnForwards({})).exchanged()
+        return (self.of_pass if self.is_reference else OwnForwards({})).patched()
 
     @property
     def is_reference(self) -> bool:
@@ -130,7 +130,7 @@ class FusedNorms(PassKernels):
 
 
 def fused_norms(model: nn.Module, dtype: torch.dtype) -> FusedNorms:
-    """Return the norms of a model's passes: exchanged on a GPU."""
+    """Return the norms of a model's passes: patched on a GPU."""
     is_left_alone = hasattr(model, "_orig_mod") or not has_fused_rms_norm()
     return FusedNorms({} if is_left_alone else find_norms(model, dtype, "cuda"), dtype)
 

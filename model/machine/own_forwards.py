@@ -100,7 +100,7 @@ class OwnForwards:
         return OwnForwards, (self._functions, self._replaces_users)
 
     @contextmanager
-    def exchanged(self) -> Iterator[None]:
+    def patched(self) -> Iterator[None]:
         """Within the block these modules compute with these functions in this thread."""
         if not self._own:
             yield

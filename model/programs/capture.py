@@ -203,7 +203,7 @@ def _capture(
     _ATTENTION.calls.clear()
     with (
         attending(config, CAPTURED),
-        OwnForwards(_norm_forwards(norms)).exchanged(),
+        OwnForwards(_norm_forwards(norms)).patched(),
         torch.no_grad(),
     ):
         try:

@@ -103,7 +103,7 @@ class Mixers:
                     branches.after[index] = levels.after
                     run = partial(levels.run, module.forward)
                 functions[module] = run
-            with OwnForwards(functions, replaces_users=True).exchanged():
+            with OwnForwards(functions, replaces_users=True).patched():
                 yield branches
         finally:
             for scanning in self._scanning.values():

@@ -163,8 +163,8 @@ def test_near_ties_are_decided_with_the_models_own_kernels(
         ).tokens
         target = kind(model)
         found = target.norms._norms._functions
-        exchanged = {one: replace(norm, kind=wrong) for one, norm in found.items()}
-        target.norms._norms = OwnForwards(exchanged)
+        patched = {one: replace(norm, kind=wrong) for one, norm in found.items()}
+        target.norms._norms = OwnForwards(patched)
         for steps in (0, 1e9):
             monkeypatch.setattr(read_out, "TIE_STEPS", steps)
             tokens[steps] = decoded_on(device_runs.gpu, target, "vanilla").tokens

@@ -28,7 +28,7 @@ MAGIC = b"GGUF"
 PACKAGES = ("gguf", "accelerate")
 # 4.57 takes the first special token of a Llama file for the one that ends texts.
 OLDEST_TRANSFORMERS = (5, 23)
-# Held while names of transformers or gguf are exchanged for a load.
+# Held while names of transformers or gguf are patched for a load.
 ONE_AT_A_TIME = RLock()
 
 
@@ -79,7 +79,7 @@ def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
         "GGUFReader": partial(_reader, package.GGUFReader),
         "get_tensor_name_map": cache(package.get_tensor_name_map),
     }
-    with exchanged(vars(package), once):
+    with patched(vars(package), once):
         transformers.logging.set_verbosity_error()  # of notes about keys of the file that are not needed
         try:
             return auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
@@ -121,7 +121,7 @@ def _parsed(parse: Callable[[str], Any], path: str, *changed: int) -> Any:
 
 
 @contextmanager
-def exchanged(names: dict[str, Any], values: dict[str, Any]) -> Iterator[None]:
+def patched(names: dict[str, Any], values: dict[str, Any]) -> Iterator[None]:
     """Within the block names of transformers or gguf have other values; one thread at a time."""
     with ONE_AT_A_TIME:
         own = {name: names[name] for name in values}

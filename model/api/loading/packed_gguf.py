@@ -35,7 +35,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
 from ...kernels.packed import TYPES, PackedEmbedding, PackedLinear
-from .gguf import exchanged
+from .gguf import patched
 
 
 class _Quantizer(GgufHfQuantizer):  # type: ignore[misc]
@@ -148,4 +148,4 @@ def has_packed(file: Path) -> bool:
 
 def packed_layers() -> AbstractContextManager[None]:
     """Within the block transformers loads GGUF files with packed layers."""
-    return exchanged(AUTO_QUANTIZER_MAPPING, {"gguf": _Quantizer})
+    return patched(AUTO_QUANTIZER_MAPPING, {"gguf": _Quantizer})

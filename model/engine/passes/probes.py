@@ -48,7 +48,7 @@ def reading_probes(
         is_read = True
         return torch.where(is_probe[..., None], probes.to(rows), rows)
 
-    with OwnForwards({embedding: embed}, replaces_users=True).exchanged():
+    with OwnForwards({embedding: embed}, replaces_users=True).patched():
         yield input_ids
     if not is_read:
         raise UnsupportedModelError(

@@ -81,7 +81,7 @@ def test_the_kernel_computes_what_its_layer_computes(dtype: torch.dtype, bias: b
         rows = torch.randn(1, num_rows, SIZE[1], dtype=dtype)
         with torch.inference_mode():
             expected = layer(rows)
-            with kernels.for_rows(num_rows).exchanged():
+            with kernels.for_rows(num_rows).patched():
                 assert "forward" in layer.__dict__
                 found = layer(rows)
         assert "forward" not in layer.__dict__
@@ -137,11 +137,11 @@ def test_the_kernel_serves_the_numbers_of_rows_it_is_for() -> None:
     layer = layer_of()
     kernels = LinearKernels([layer], most_rows=96)
     for num_rows in (1, 8, 96, 97, 600):
-        with kernels.for_rows(num_rows).exchanged():
+        with kernels.for_rows(num_rows).patched():
             is_used = "forward" in layer.__dict__
         assert is_used == (num_rows <= 96)
         assert kernels.is_reference(num_rows) != is_used
-        with kernels.reference(), kernels.for_rows(num_rows).exchanged():
+        with kernels.reference(), kernels.for_rows(num_rows).patched():
             assert "forward" not in layer.__dict__
 
 
@@ -179,7 +179,7 @@ def test_prompts_are_read_with_the_kernels_of_their_length(dtype: torch.dtype) -
 def test_a_layer_is_itself_again_after_an_error() -> None:
     layer = layer_of()
     kernels = LinearKernels([layer])
-    with pytest.raises(RuntimeError, match="stop"), kernels.for_rows(4).exchanged():
+    with pytest.raises(RuntimeError, match="stop"), kernels.for_rows(4).patched():
         raise RuntimeError("stop")
     assert "forward" not in layer.__dict__
 
@@ -202,7 +202,7 @@ def test_changed_weights_count_at_once(change: str) -> None:
     rows = torch.randn(1, 8, SIZE[1])
     with torch.inference_mode():
         expected = layer(rows)
-        with kernels.for_rows(8).exchanged():
+        with kernels.for_rows(8).patched():
             torch.testing.assert_close(layer(rows), expected)
 
 

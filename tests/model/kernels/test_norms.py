@@ -309,7 +309,7 @@ def test_changed_weights_and_copies_count_at_once() -> None:
 def test_a_norm_is_itself_again_after_an_error() -> None:
     norm = Norm()
     norms = FusedNorms(find_norms(nn.ModuleList([norm]), torch.float32, "cpu"), torch.float32)
-    with pytest.raises(RuntimeError, match="stop"), norms.of_pass.exchanged():
+    with pytest.raises(RuntimeError, match="stop"), norms.of_pass.patched():
         assert "forward" in vars(norm)
         raise RuntimeError("stop")
     assert "forward" not in vars(norm)
