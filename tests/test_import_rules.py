@@ -31,7 +31,7 @@ WITH_TRANSFORMERS = {
     ),
     *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.passes.slots"),
     *(
-        "model.engine.proofs.referee",
+        "model.engine.proofs.plain_decoding",
         "model.engine.passes.loaded_model",
         "model.engine.passes.slot_passes",
     ),

@@ -2,7 +2,7 @@
 
 Such code may treat the last position of a pass in a way of its own, or the steps of generation. A plain
 pass over several tokens says nothing of it then, so such models are proved token by token
-(`model.engine.proofs.referee`), and again when this code has changed.
+(`model.engine.proofs.plain_decoding`), and again when this code has changed.
 """
 
 from __future__ import annotations

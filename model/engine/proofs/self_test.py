@@ -5,7 +5,7 @@ node, and of a step after a kept branch, must equal those of plain passes over p
 sequence, transformers' own cache and mask). With recurrent states a plain pass reads the path token
 by token, as plain decoding does: some models compute another recurrence over several tokens. The
 step after the kept branch then proves the kept states. A model with hooks, or with functions from
-outside transformers, is compared with its own generation, token by token (`model.engine.proofs.referee`).
+outside transformers, is compared with its own generation, token by token (`model.engine.proofs.plain_decoding`).
 The test knows nothing of the architecture, so it also catches what the config does not show.
 Kernels with which drafts are not lossless are turned off. Sliding windows of transformers' masks are
 short in a copy of the model that is tested in its place (`model.engine.proofs.short_windows`); windows that a
@@ -32,7 +32,7 @@ from ..passes.prefix_cache import Weights
 from ..target import TargetModel
 from ..tree import DraftTree, TreeTopology
 from .own_code import OwnCode
-from .referee import Referee, plain_logits, run_plainly
+from .plain_decoding import PlainDecoding, plain_logits, run_plainly
 from .short_windows import with_short_windows
 from .support import UnsupportedModelError, new_cache
 
@@ -89,13 +89,13 @@ class Comparison:
         error: the largest difference; infinite if verification raised.
         allowed: the largest difference that rounding can explain.
         failure: the exception in one line; empty if there was none.
-        referee: where the other logits are from.
+        compared_with: where the other logits are from.
     """
 
     error: float
     allowed: float
     failure: str = ""
-    referee: str = PLAIN
+    compared_with: str = PLAIN
 
     @property
     def is_exact(self) -> bool:
@@ -104,7 +104,7 @@ class Comparison:
 
     def __str__(self) -> str:
         return self.failure or (
-            f"its logits differ from {self.referee} by {self.error:.1e} "
+            f"its logits differ from {self.compared_with} by {self.error:.1e} "
             f"(allowed: {self.allowed:.1e})"
         )
 
@@ -263,13 +263,13 @@ def _take_findings(target: TargetModel, tested: TargetModel) -> None:
 
 def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
     """Return why a model is refused, in one line."""
-    if chain.referee == STEPWISE:
+    if chain.compared_with == STEPWISE:
         return (
             f"a verified chain is not lossless: {chain}; allowed: hooks, and functions from outside "
             "transformers, that treat every position alike and leave the inputs of a step as they are"
         )
     probe = Probe.random(target.vocab_size, is_chain=True, prefix_length=2)
-    noise = Referee(target).noise(probe.prefix, probe.kept)
+    noise = PlainDecoding(target).noise(probe.prefix, probe.kept)
     if not chain.failure and noise > chain.allowed:
         return (
             f"a verified chain is not lossless: the model's own logits depend on how many tokens a pass reads, by "
@@ -318,7 +318,7 @@ def _use_chains(target: TargetModel, reason: str) -> None:
 @torch.inference_mode()
 def compare(target: TargetModel, probe: Probe) -> Comparison:
     """Compare the logits of a verified draft with plain forward passes."""
-    referee = Referee(target)
+    plain = PlainDecoding(target)
     expected = expected_logits(target, probe)
     allowed = allowed_difference(target, probe, expected)
     try:
@@ -328,8 +328,8 @@ def compare(target: TargetModel, probe: Probe) -> Comparison:
         reason = (str(error).splitlines() or [""])[0]
         return Comparison(float("inf"), allowed, f"{type(error).__name__}: {reason}")
     difference = float((found - expected).abs().max())
-    name = STEPWISE if referee.is_stepwise else PLAIN
-    comparison = Comparison(difference, allowed, referee=name)
+    name = STEPWISE if plain.is_stepwise else PLAIN
+    comparison = Comparison(difference, allowed, compared_with=name)
     logger.info("self-test, %d nodes: %s", probe.topology.num_nodes, comparison)
     return comparison
 
@@ -344,7 +344,7 @@ def allowed_difference(target: TargetModel, probe: Probe, expected: torch.Tensor
         return 1e-3 * float(expected.std())
     # The loop may be exact by chance, so some roundings are always allowed.
     rounding = torch.finfo(target.dtype).eps * float(expected.abs().max())
-    return 4 * max(Referee(target).noise(probe.prefix, probe.kept), rounding)
+    return 4 * max(PlainDecoding(target).noise(probe.prefix, probe.kept), rounding)
 
 
 def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
@@ -361,17 +361,17 @@ def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
 
 def expected_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
     """Return the same logits from plain decoding: of each leaf's path, and of the kept path."""
-    referee = Referee(target)
+    plain = PlainDecoding(target)
     num_nodes = probe.topology.num_nodes
     rows: list[torch.Tensor | None] = [None] * num_nodes
     for leaf in range(num_nodes):
         if probe.topology.children[leaf]:
             continue
         path = probe.topology.path_to(leaf)
-        logits = referee.path_logits(probe.prefix, [probe.nodes[node] for node in path])
+        logits = plain.path_logits(probe.prefix, [probe.nodes[node] for node in path])
         for node, row in zip(path, logits, strict=True):
             rows[node] = row
-    rows.append(referee.path_logits(probe.prefix, probe.kept)[-1])
+    rows.append(plain.path_logits(probe.prefix, probe.kept)[-1])
     return torch.stack([row for row in rows if row is not None])
 
 

@@ -22,7 +22,7 @@ from model.engine.passes import loaded_model
 from model.engine.passes.cache import TreeCache
 from model.engine.passes.masks import TreeMasks
 from model.engine.proofs import self_test as module
-from model.engine.proofs.referee import Referee
+from model.engine.proofs.plain_decoding import PlainDecoding
 from model.engine.proofs.self_test import (
     CHAIN,
     TREE,
@@ -151,7 +151,7 @@ def test_half_precision_is_measured_against_its_own_loop() -> None:
 def test_half_precision_allows_some_roundings_where_the_loop_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Referee, "noise", lambda *_: 0.0)
+    monkeypatch.setattr(PlainDecoding, "noise", lambda *_: 0.0)
     for dtype in (torch.bfloat16, torch.float16):
         target = TargetModel(Family("half", "LlamaConfig").build().to(dtype))
         probe = Probe.random(target.vocab_size, is_chain=True)

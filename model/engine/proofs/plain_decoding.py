@@ -23,7 +23,7 @@ from .support import UnsupportedModelError, new_cache
 NUM_COPIES = 4
 
 
-class Referee:
+class PlainDecoding:
     """Plain decoding of a target's model.
 
     Args:
