@@ -23,7 +23,7 @@ from evaluation.inference.config import (
     QuestionOptions,
     RunConfig,
 )
-from evaluation.inference.entrants import entrants_of
+from evaluation.inference.participants import participants_of
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
@@ -116,12 +116,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         AnswerOptions(model_id=name)
     _check_benches(benches, given.get("question_file"))
     model_path = runs[benches[0]].model.model_path
-    entrants = entrants_of(options.methods or DEFAULT_METHODS, model_path, options.draft_model)
+    participants = participants_of(
+        options.methods or DEFAULT_METHODS, model_path, options.draft_model
+    )
     is_one = len(benches) == 1
     codes = []
     for bench, run in runs.items():
         folder = out if is_one or not out else f"{out}/{bench}"
-        codes.append(compare_methods(entrants, run, folder, name, options.runs))
+        codes.append(compare_methods(participants, run, folder, name, options.runs))
     return max(codes)
 
 

@@ -22,7 +22,7 @@ from evaluation.inference.config import (
     QuestionOptions,
     RunConfig,
 )
-from evaluation.inference.plan import Entrant, Plan
+from evaluation.inference.plan import Participant, Plan
 from evaluation.inference.prepare import model_answers, prepare, questions_asked
 from evaluation.inference.run import answer, conditions_in_names, report
 from evaluation.inference.servers import Server
@@ -83,12 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors():
         run = RunConfig.of(given)
     folder = Path(out or model_answers(run.questions))
-    entrant = Entrant(config.base_url, Server(config.base_url), config)
+    participant = Participant(config.base_url, Server(config.base_url), config)
     plans: dict[int, Plan] = {}
     for size in sizes:
         sized = replace(run, answers=replace(run.answers, batch_size=size))
         file = folder / f"{'-'.join([name, *conditions_in_names(sized)])}.jsonl"
-        plans[size] = prepare(questions_asked(sized), entrant, sized.into(file))
+        plans[size] = prepare(questions_asked(sized), participant, sized.into(file))
         answer([[plans[size]]])
     rows = {
         f"{config.base_url}, {size} at a time": read_answers(plan.log.file)

@@ -58,12 +58,12 @@ CHECKED = ("dtype", "device", "threads", "trust_remote_code", "allow_pickle")
 # What each extra is for.
 EXTRAS = {
     "harness": "the harness of a checkout (compare, reports)",
-    "endpoint": "servers as entrants of a comparison",
+    "endpoint": "servers as participants of a comparison",
     "ray": "workers over several GPUs or machines",
     "big": "one model over several GPUs",
     "gguf": "models in GGUF files",
     "torchao": "models that torchao quantised",
-    "llama-cpp": "llama.cpp as an entrant of a comparison",
+    "llama-cpp": "llama.cpp as a participant of a comparison",
     "serve": "serving OpenAI's clients",
 }
 MEMORY = Path("/proc/meminfo")

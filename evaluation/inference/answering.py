@@ -53,7 +53,7 @@ Result: TypeAlias = Turn | dict[str, Any] | Failure
 
 
 class Answerer:
-    """Whoever answers: a method, a referee, llama.cpp or a server.
+    """Whoever answers: a method, transformers' generate, llama.cpp or a server.
 
     Turns are asked in slots from 0 to `size` - 1. Here one is answered at a time, by `answer`.
     """

@@ -97,10 +97,10 @@ def main(name: str, argv: Sequence[str] | None = None, command: str | None = Non
     with user_errors():
         method = find_method(name)
     run, config, matrix = parse(method, argv, command)
-    from evaluation.inference.plan import Entrant
+    from evaluation.inference.plan import Participant
     from evaluation.inference.run import answer_with_method
 
-    return answer_with_method(Entrant(name, method, config), run, matrix.load, matrix.save)
+    return answer_with_method(Participant(name, method, config), run, matrix.load, matrix.save)
 
 
 def inference_command(name: str, file: str) -> None:

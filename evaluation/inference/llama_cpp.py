@@ -1,4 +1,4 @@
-"""llama.cpp as a referee: the same GGUF file, prompts and answers as the same token ids.
+"""llama.cpp as a participant: the same GGUF file, prompts and answers as the same token ids.
 
 The package `xllamacpp` holds llama.cpp and its server, which runs in a process of its own (`llama_cpp_server`). The
 server's path /completion takes and gives token ids. It rounds otherwise than we do (by default its KV cache is
@@ -26,7 +26,7 @@ from evaluation.inference.answering import Answerer, Prompt
 from evaluation.inference.config import RunConfig
 from evaluation.inference.llama_cpp_server import LlamaCppServer
 from evaluation.inference.plan import OtherProgram, Plan
-from evaluation.inference.referees import room_of
+from evaluation.inference.transformers_generate import room_of
 from model.api.loading.gguf import is_gguf
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import choose_device
@@ -108,7 +108,7 @@ class LlamaCppAnswerer(Answerer):
     def __init__(self, plan: Plan, target: TargetModel) -> None:
         self._target, self._path = target, plan.run.model.model_path
         self._max_new_tokens = plan.run.sampling.max_new_tokens
-        self._speculation: str | None = plan.entrant.config.speculation
+        self._speculation: str | None = plan.participant.config.speculation
         longest = plan.longest_text()
         self._longest_text = min(longest, target.context_limit(1) or longest)
         self._server = self._started()

@@ -58,11 +58,11 @@ class MethodAnswerer(Answerer):
     """A drafter on a target model; a `UserError` if they do not fit each other."""
 
     def __init__(self, plan: Plan, target: TargetModel) -> None:
-        method, sampling = plan.entrant.method, plan.run.sampling
+        method, sampling = plan.participant.method, plan.run.sampling
         assert isinstance(method, Method), "others answer in their own ways"
         self.target = target
         self.drafter = make_drafter(
-            method, plan.entrant.config, target.vocab_size, target.device, plan.start_memory
+            method, plan.participant.config, target.vocab_size, target.device, plan.start_memory
         )
         with user_errors():
             self.drafter.check_target(target)

@@ -53,8 +53,8 @@ class OtherProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
-    """A participant of a comparison: a method, server or referee with its options."""
+class Participant:
+    """A participant of a comparison: a method, another program or a server, with its options."""
 
     words: str  # as it was named
     method: Method | OtherProgram
@@ -85,9 +85,9 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """An entrant's part of a run, checked as far as is possible without the weights; may be sent to a worker."""
+    """A participant's part of a run, checked as far as possible without the weights; may be sent to a worker."""
 
-    entrant: Entrant
+    participant: Participant
     run: RunConfig
     asked: Asked
     model_id: str
@@ -105,7 +105,7 @@ class Plan:
     @property
     def asking(self) -> Asking:
         """How questions are asked."""
-        conversation = None if self.entrant.is_served else self.asked.conversation
+        conversation = None if self.participant.is_served else self.asked.conversation
         choices, seed = self.run.answers.num_choices, self.run.sampling.seed
         return Asking(conversation, self.model_id, choices, seed)
 

@@ -1,7 +1,7 @@
 """Plans: runs that are checked before the weights load, with their answer files locked.
 
 Loading takes long: a mistake in the question file, device, model config, tokenizer, template, matrix
-or answer file is reported before it. The checks read in order: `check_asked`, then `prepare` for each entrant.
+or answer file is reported before it. The checks read in order: `check_asked`, then `prepare` for each participant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evaluation.answers.provenance import git_commit, model_fingerprint
 from evaluation.answers.record import SERVED, RunRecord, recorded_options, sidecar_path
 from evaluation.inference.client import Client
 from evaluation.inference.config import QuestionOptions, RunConfig
-from evaluation.inference.plan import Asked, Entrant, Memory, Plan
+from evaluation.inference.plan import Asked, Memory, Participant, Plan
 from evaluation.questions.conversation import (
     asked_ids,
     check_messages,
@@ -112,13 +112,13 @@ def check_run_model(run: RunConfig) -> CheckedModel:
 
 def prepare(
     asked: Asked,
-    entrant: Entrant,
+    participant: Participant,
     run: RunConfig,
     load_matrix: str | None = None,
     save_matrix: str | None = None,
     circumstances: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
-    """Check an entrant's run before the weights load, reach a server, and lock the answer file.
+    """Check a participant's run before the weights load, reach a server, and lock the answer file.
 
     The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
     content of the sidecar.
@@ -126,14 +126,14 @@ def prepare(
     client, model = None, asked.model
     memory: Memory = {}
     is_hot = False
-    if entrant.is_served:
-        client = Client(entrant.config)
+    if participant.is_served:
+        client = Client(participant.config)
     else:
         assert model is not None, "a method needs a model"
         memory = read_memory(load_matrix, model.tokenizer)
-        if isinstance(entrant.method, Method) and model.vocab_size:
-            is_hot = _check_drafter(entrant, run, model, memory, save_matrix is not None)
-    model_id = run.answers.model_id or _run_name(entrant, run, model)
+        if isinstance(participant.method, Method) and model.vocab_size:
+            is_hot = _check_drafter(participant, run, model, memory, save_matrix is not None)
+    model_id = run.answers.model_id or _run_name(participant, run, model)
     given = run.answers.answer_file
     answer_file = Path(given).expanduser() if given else _default_file(run.questions, model_id)
     saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
@@ -142,8 +142,8 @@ def prepare(
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
     threads = None if client else _known_threads(run, model, answer_file)
     sidecar = {
-        "method": entrant.method.name,
-        "options": {"served_model": client.model} if client else asdict(entrant.config),
+        "method": participant.method.name,
+        "options": {"served_model": client.model} if client else asdict(participant.config),
         "model_id": model_id,
         **(_as_served(asked, run, client) if client else _as_decoded(asked, run, load_matrix)),
         "versions": versions(),
@@ -156,7 +156,7 @@ def prepare(
     if threads:
         sidecar["threads"] = threads
     log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
-    return Plan(entrant, run, asked, model_id, log, memory, is_hot, threads, client)
+    return Plan(participant, run, asked, model_id, log, memory, is_hot, threads, client)
 
 
 def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[str, Any]:
@@ -197,14 +197,14 @@ def _as_served(asked: Asked, run: RunConfig, client: Client) -> dict[str, Any]:
 
 
 def _check_drafter(
-    entrant: Entrant, run: RunConfig, model: CheckedModel, memory: Memory, is_saved: bool
+    participant: Participant, run: RunConfig, model: CheckedModel, memory: Memory, is_saved: bool
 ) -> bool:
     """Check options, memory and model by making a drafter; return whether it keeps memory across questions."""
     # The run's device: a draft model loaded here is kept; workers load their own.
     device = torch.device("cpu") if run.uses_ray else model.device
-    method, vocab_size = entrant.method, model.vocab_size
+    method, vocab_size = participant.method, model.vocab_size
     assert isinstance(method, Method) and vocab_size is not None
-    drafter = make_drafter(method, entrant.config, vocab_size, device, memory)
+    drafter = make_drafter(method, participant.config, vocab_size, device, memory)
     with user_errors():
         drafter.check_config(model.hf_config.get_text_config(decoder=True))
     has_graphs = _takes_graphs(run.model, model.device) and run.model.graphs == "auto"
@@ -274,14 +274,14 @@ def _takes_graphs(options: ModelOptions, device: torch.device) -> bool:
     return device.type == "cuda" and options.num_gpus_per_model == 1
 
 
-def _run_name(entrant: Entrant, run: RunConfig, model: CheckedModel | None) -> str:
+def _run_name(participant: Participant, run: RunConfig, model: CheckedModel | None) -> str:
     """Return the run's name: model, method, changed options, dtype, temperature."""
     changed = [
         f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
-        for name, value in chosen(entrant.config).items()
+        for name, value in chosen(participant.config).items()
     ]
     changed += [f"batch-{run.answers.batch_size}"] * (run.answers.batch_size > 1)
     changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
     changed += [str(model.dtype).removeprefix("torch.")] if model else []
     folder = Path(run.model.model_path).resolve().name
-    return "-".join([folder, entrant.method.name, *changed, f"temp-{run.sampling.temperature}"])
+    return "-".join([folder, participant.method.name, *changed, f"temp-{run.sampling.temperature}"])

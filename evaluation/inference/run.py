@@ -1,8 +1,8 @@
-"""A run: the questions are answered by every entrant in turn, one after the other or as many as a batch holds.
+"""A run: the questions are answered by every participant in turn, one after the other or as many as a batch holds.
 
-An inference command is a run of one entrant. In a comparison one loaded model serves all: wall-clock figures of
-separate processes drift with the machine, but here a slow minute slows all entrants, the baseline included, and
-ratios stay. Every entrant has its own memory, answer file and sidecar, as its inference command writes them.
+An inference command is a run of one participant. In a comparison one loaded model serves all: wall-clock figures of
+separate processes drift with the machine, but here a slow minute slows all participants, the baseline included, and
+ratios stay. Every participant has its own memory, answer file and sidecar, as its inference command writes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evaluation.answers.row import AnswerRow
 from evaluation.inference.answering import Answerer, Finished, record, rows_of, warm_up
 from evaluation.inference.config import RunConfig
 from evaluation.inference.method import BatchedMethod, MethodAnswerer, held_bytes
-from evaluation.inference.plan import Entrant, Memory, OtherProgram, Plan
+from evaluation.inference.plan import Memory, OtherProgram, Participant, Plan
 from evaluation.inference.prepare import (
     check_asked,
     model_answers,
@@ -42,55 +42,54 @@ T = TypeVar("T")
 Load = Callable[[ModelOptions, CheckedModel], TargetModel]
 
 
-def in_turn(entrants: Sequence[T], num_parts: int) -> Iterator[tuple[int, T]]:
-    """Yield the index of every part of the questions with every entrant, in orders in which each follows each other
-    equally often.
+def in_turn(participants: Sequence[T], num_parts: int) -> Iterator[tuple[int, T]]:
+    """Yield the index of every part of the questions with every participant; each follows each other equally often.
 
-    The entrant before leaves its data in the processor's caches: under one fixed order the same
-    entrant would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
+    The participant before leaves its data in the processor's caches: under one fixed order the same
+    participant would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
     estimation of residual effects of treatments, 1949).
     """
-    count = len(entrants)
+    count = len(participants)
     places = [0, *((1 + step // 2) * (1 if step % 2 == 0 else -1) for step in range(count - 1))]
     for index in range(num_parts):
-        order = [entrants[(place + index) % count] for place in places]
+        order = [participants[(place + index) % count] for place in places]
         is_reversed = count % 2 and (index // count) % 2
-        for entrant in reversed(order) if is_reversed else order:
-            yield index, entrant
+        for participant in reversed(order) if is_reversed else order:
+            yield index, participant
 
 
 def answer_with_method(
-    entrant: Entrant, run: RunConfig, load_matrix: str | None, save_matrix: str | None
+    participant: Participant, run: RunConfig, load_matrix: str | None, save_matrix: str | None
 ) -> int:
     """Answer a benchmark's questions with a method; return 1 if a question failed, else 0."""
     if save_matrix:
         check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
-    plan = prepare(check_asked(run), entrant, run, load_matrix, save_matrix)
+    plan = prepare(check_asked(run), participant, run, load_matrix, save_matrix)
     answer([[plan]], Path(save_matrix) if save_matrix else None)
     return report([plan.log], " (--overwrite runs all again)")
 
 
 def compare_methods(
-    entrants: Sequence[Entrant],
+    participants: Sequence[Participant],
     run: RunConfig,
     folder: str | None = None,
     name: str | None = None,
     num_runs: int = 1,
     load: Load | None = None,
 ) -> int:
-    """Answer a benchmark's questions with all entrants in turn; the baseline answers twice.
+    """Answer a benchmark's questions with all participants in turn; the baseline answers twice.
 
     The answer files lie in `folder` (None: the benchmark's) and their names begin with `name` (None: the
     model's). `load` returns the model on its device; who has it there already hands it in. Returns 1 if a
     question failed, else 0.
     """
-    entrants = [*entrants, replace(entrants[0], is_again=True)]
-    for entrant in entrants:
-        if isinstance(entrant.method, OtherProgram):
-            entrant.method.check(run)
-    has_model = not all(entrant.is_served for entrant in entrants)
+    participants = [*participants, replace(participants[0], is_again=True)]
+    for participant in participants:
+        if isinstance(participant.method, OtherProgram):
+            participant.method.check(run)
+    has_model = not all(participant.is_served for participant in participants)
     if not has_model and run.questions.prompt_tokens:
         raise UserError(
             f"prompt_tokens: got {run.questions.prompt_tokens} with servers only, whose tokenizer is not known"
@@ -99,7 +98,7 @@ def compare_methods(
     folder = str(folder or model_answers(run.questions))
     name = name or (Path(run.model.model_path).resolve().name if has_model else "served")
     together = {
-        "interleaved_with": [entrant.label for entrant in entrants],
+        "interleaved_with": [participant.label for participant in participants],
         "interleaved_run": shortuuid.uuid(),
     }
     runs: list[list[Plan]] = []
@@ -107,18 +106,18 @@ def compare_methods(
         for number in range(1, num_runs + 1):
             suffix = "" if num_runs == 1 else f"-run-{number}"
             runs.append([])
-            for entrant in entrants:
-                role = NOISE_FLOOR if entrant.is_again else None
-                if entrant.is_served and entrant is entrants[0]:
+            for participant in participants:
+                role = NOISE_FLOOR if participant.is_again else None
+                if participant.is_served and participant is participants[0]:
                     role = BASELINE
                 about: dict[str, Any] = together | ({"role": role} if role else {})
-                parts = [f"{folder}/{name}", entrant.label]
-                if asked.model and not entrant.is_served:
+                parts = [f"{folder}/{name}", participant.label]
+                if asked.model and not participant.is_served:
                     parts.append(str(asked.model.dtype).removeprefix("torch."))
                 file = Path("-".join((*parts, *conditions_in_names(run))) + f"{suffix}.jsonl")
-                if isinstance(entrant.method, OtherProgram):
-                    about |= entrant.method.circumstances()
-                plan = prepare(asked, entrant, run.into(file), circumstances=about)
+                if isinstance(participant.method, OtherProgram):
+                    about |= participant.method.circumstances()
+                plan = prepare(asked, participant, run.into(file), circumstances=about)
                 logs.callback(plan.log.close)
                 runs[-1].append(plan)
         answer(runs, load=load)
@@ -177,11 +176,11 @@ def _answer(runs: Sequence[Sequence[Plan]], save_matrix: Path | None, load: Load
     target = None
     if first.asked.model is not None:
         target = load(first.run.model, first.asked.model)
-        local = [plan for plan in plans if not plan.entrant.is_served]
+        local = [plan for plan in plans if not plan.participant.is_served]
         settle_threads(local, target)
-        for plan in local:  # a referee uses no kernels of ours
+        for plan in local:  # transformers uses no kernels of ours
             plan.log.note(lacks_kernels=target.lacks_kernels)
-            if not isinstance(plan.entrant.method, OtherProgram):
+            if not isinstance(plan.participant.method, OtherProgram):
                 plan.log.note(kernel_names=target.kernel_names)
     left = iter(memories)
     for of_run in runs:
@@ -202,7 +201,7 @@ def _answer(runs: Sequence[Sequence[Plan]], save_matrix: Path | None, load: Load
 
 
 def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
-    """Warn if some entrants have more answers than others: these were not measured in turn."""
+    """Warn if some participants have more answers than others: these were not measured in turn."""
     done = [len(plan.log.done) for plan in plans]
     most = min(done) + plans[0].run.answers.batch_size
     if max(done) > most:
@@ -217,7 +216,7 @@ def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
 
 
 class _Entry(NamedTuple):
-    """An entrant that is ready, and its rows to come."""
+    """A participant that is ready, and its rows to come."""
 
     plan: Plan
     answerer: Answerer
@@ -226,15 +225,15 @@ class _Entry(NamedTuple):
 
 def answerer_of(plan: Plan, target: TargetModel | None) -> Answerer:
     """Return who answers, on the loaded model where there is one; a `UserError` if they do not fit each other."""
-    if isinstance(plan.entrant.method, OtherProgram):
-        return plan.entrant.method.answerer(plan, target)
+    if isinstance(plan.participant.method, OtherProgram):
+        return plan.participant.method.answerer(plan, target)
     assert target is not None, "a method needs a model"
     is_alone = plan.run.answers.batch_size == 1
     return MethodAnswerer(plan, target) if is_alone else BatchedMethod(plan, target)
 
 
 def _ready(plan: Plan, target: TargetModel | None, memory: Memory | None, is_alone: bool) -> _Entry:
-    """Return an entrant after warm-up, with the memory of its earlier answers; its file is begun."""
+    """Return a participant after warm-up, with the memory of its earlier answers; its file is begun."""
     answerer, asking, remaining = answerer_of(plan, target), plan.asking, plan.remaining
     if isinstance(answerer, MethodAnswerer):
         for note in answerer.notes():
@@ -245,7 +244,7 @@ def _ready(plan: Plan, target: TargetModel | None, memory: Memory | None, is_alo
         answerer.drafter.load_memory(memory)
     plan.log.begin()
     # A server rests while others answer: what it was asked in its turn has ended then.
-    rests = plan.entrant.is_served and not is_alone
+    rests = plan.participant.is_served and not is_alone
     size = plan.run.answers.batch_size if rests else max(1, len(remaining))
     parts = (remaining[begin : begin + size] for begin in range(0, len(remaining), size))
     rows = chain.from_iterable(rows_of(answerer, asking, part) for part in parts)
@@ -255,8 +254,8 @@ def _ready(plan: Plan, target: TargetModel | None, memory: Memory | None, is_alo
 def _rows(entries: Sequence[_Entry]) -> Iterator[tuple[AnswerLog, Finished]]:
     """Yield every missing row of a run with its log.
 
-    An entrant answers as many questions in turn as it has under way; where its batch then stands still, the texts
-    that have not ended go on in its next turn. A server's have ended by then.
+    A participant answers as many questions in turn as it has under way; where its batch then stands still,
+    the texts that have not ended go on in its next turn. A server's have ended by then.
     """
     if not entries:  # all answers are there
         return

@@ -20,8 +20,8 @@ from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge
 from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
-from evaluation.inference.entrants import entrants_of
-from evaluation.inference.plan import Entrant
+from evaluation.inference.participants import participants_of
+from evaluation.inference.plan import Participant
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
@@ -118,22 +118,24 @@ def _asked(
         questions=QuestionOptions(bench_name=bench_name, num_questions=count),
         answers=AnswerOptions(warmup=1),
     )
-    entrants = entrants_of(methods, bench.options.model_path)
+    participants = participants_of(methods, bench.options.model_path)
     target, table = bench.target(kind), StringIO()
     with TemporaryDirectory(prefix="gpu-check-") as folder:
         with redirect_stdout(table):
-            if compare_methods(entrants, run, folder, FILES, load=lambda options, checked: target):
+            if compare_methods(
+                participants, run, folder, FILES, load=lambda options, checked: target
+            ):
                 found.problems.append(f"{kind}: questions failed; see standard error")
             leaderboard.main([folder, "--no-published", "--markdown", f"{folder}/table.md"])
         text = Path(folder, "table.md").read_text(encoding="utf-8")
         bench.show_text(f"{count} questions of {bench_name}, passes {kind}", text)
         dtype = str(bench.checked.dtype).removeprefix("torch.")
-        return [Answered(kind, one.words, _rows_of(one, folder, dtype)) for one in entrants]
+        return [Answered(kind, one.words, _rows_of(one, folder, dtype)) for one in participants]
 
 
-def _rows_of(entrant: Entrant, folder: str, dtype: str) -> list[AnswerRow]:
-    """Return an entrant's answers in a folder of one comparison."""
-    (file,) = Path(folder).glob(f"{FILES}-{entrant.label}-{dtype}-temp-*.jsonl")
+def _rows_of(participant: Participant, folder: str, dtype: str) -> list[AnswerRow]:
+    """Return a participant's answers in a folder of one comparison."""
+    (file,) = Path(folder).glob(f"{FILES}-{participant.label}-{dtype}-temp-*.jsonl")
     return read_answers(file)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from evaluation.inference.entrants import entrant_of
+from evaluation.inference.participants import participant_of
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
@@ -145,9 +145,11 @@ class Bench:
 
 def drafter_of(words: str, target: TargetModel) -> Drafter:
     """Return a method's drafter with an empty memory; plain decoding's for transformers' own ways to decode."""
-    entrant = entrant_of("vanilla" if words.startswith("generate") else words)
-    assert isinstance(entrant.method, Method)
-    return make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})
+    participant = participant_of("vanilla" if words.startswith("generate") else words)
+    assert isinstance(participant.method, Method)
+    return make_drafter(
+        participant.method, participant.config, target.vocab_size, target.device, {}
+    )
 
 
 def say(line: str) -> None:

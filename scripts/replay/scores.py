@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from evaluation.inference.entrants import entrant_of
+from evaluation.inference.participants import participant_of
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
@@ -74,10 +74,10 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
     Raises:
         UserError: if method or options are unknown, or the options are not allowed.
     """
-    entrant = entrant_of(words)
-    if not isinstance(entrant.method, Method):
+    participant = participant_of(words)
+    if not isinstance(participant.method, Method):
         raise UserError(f"{words!r}: is not a drafter; allowed: methods")
-    return make_drafter(entrant.method, entrant.config, vocab_size, torch.device("cpu"), {})
+    return make_drafter(participant.method, participant.config, vocab_size, torch.device("cpu"), {})
 
 
 def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:

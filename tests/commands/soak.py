@@ -23,8 +23,8 @@ import torch
 
 from evaluation.inference.answering import Answerer, Prompt
 from evaluation.inference.config import QuestionOptions, RunConfig
-from evaluation.inference.entrants import entrants_of
-from evaluation.inference.plan import Asked, Entrant, OtherProgram, Plan
+from evaluation.inference.participants import participants_of
+from evaluation.inference.plan import Asked, OtherProgram, Participant, Plan
 from evaluation.inference.prepare import check_asked
 from evaluation.inference.run import answerer_of
 from evaluation.reporting.tables import markdown_table
@@ -107,18 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     with user_errors():
         run = RunConfig.of({name: value for name, value in vars(args).items() if name in RUN})
-    entrants = entrants_of(
+    participants = participants_of(
         args.methods, run.model.model_path, args.draft_model, needs_baseline=False
     )
     asked = check_asked(run)
     prompts = first_prompts(asked)
-    for entrant in entrants:
-        check_entrant(entrant, run, asked.model)
+    for participant in participants:
+        check_entrant(participant, run, asked.model)
     target = load_target(run.model, asked.model)
     found = {}
-    for entrant in entrants:
-        found[entrant.words] = blocks = soak(
-            answerer_of(Plan(entrant, run, asked, entrant.label, None), target),
+    for participant in participants:
+        found[participant.words] = blocks = soak(
+            answerer_of(Plan(participant, run, asked, participant.label, None), target),
             prompts,
             args.num_questions,
             args.block,
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
             for block in blocks
         ]
-        print(f"\n{entrant.words}: {'flat' if is_flat(blocks) else 'GROWS'}\n")
+        print(f"\n{participant.words}: {'flat' if is_flat(blocks) else 'GROWS'}\n")
         print(markdown_table(["questions", "memory", "open files", "MAT", "tokens/s"], body))
     print(json.dumps({name: [it._asdict() for it in blocks] for name, blocks in found.items()}))
     return 0 if all(map(is_flat, found.values())) else 1
@@ -160,27 +160,29 @@ def first_prompts(asked: Asked) -> list[Prompt]:
     return prompts
 
 
-def check_entrant(entrant: Entrant, run: RunConfig, model: CheckedModel) -> None:
-    """Refuse an entrant whose draft model or heads do not go with the model, before the weights load.
+def check_entrant(participant: Participant, run: RunConfig, model: CheckedModel) -> None:
+    """Refuse a participant whose draft model or heads do not go with the model, before the weights load.
 
     Raises:
         UserError: with the reason.
     """
-    if isinstance(entrant.method, OtherProgram):
-        entrant.method.check(run)
-    draft_model = getattr(entrant.config, "draft_model", None)
+    if isinstance(participant.method, OtherProgram):
+        participant.method.check(run)
+    draft_model = getattr(participant.config, "draft_model", None)
     if model.vocab_size is None:
         return
     with user_errors():
         if draft_model is not None:
             check_draft_model(draft_model, model.vocab_size)
         elif (
-            isinstance(entrant.method, Method)
-            and entrant.method.drafter_class.drafts_with() == "heads"
+            isinstance(participant.method, Method)
+            and participant.method.drafter_class.drafts_with() == "heads"
         ):
             # On the CPU: the weights of the model need the device's memory.
             cpu = torch.device("cpu")
-            drafter = make_drafter(entrant.method, entrant.config, model.vocab_size, cpu, {})
+            drafter = make_drafter(
+                participant.method, participant.config, model.vocab_size, cpu, {}
+            )
             drafter.check_config(model.hf_config.get_text_config(decoder=True))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.inference.entrants import entrant_of
+from evaluation.inference.participants import participant_of
 from model.commands.command_line import UserError
 from model.methods.recycling.auto_tree import library_of_guesses
 from tests.commands.soak import Block, is_flat, main
@@ -98,4 +98,4 @@ def test_a_draft_model_is_given_where_one_is_wanted(options: list[str], message:
 @pytest.mark.parametrize("name", ["nope", "vanilla-auto", "hybrid-auto"])
 def test_an_unknown_method_or_one_without_an_automatic_budget_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="recycling-auto"):
-        entrant_of(name)
+        participant_of(name)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from evaluation.answers.row import AnswerRow
-from evaluation.inference.entrants import entrant_of
+from evaluation.inference.participants import participant_of
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
@@ -268,13 +268,13 @@ def test_answers_that_differ_are_judged(free: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_answers_are_read_from_the_files_of_their_own_methods(tmp_path: Path) -> None:
-    entrants = [entrant_of(words) for words in ("pld", "generate-pld", "recycling")]
-    for question_id, entrant in enumerate(entrants):
+    participants = [participant_of(words) for words in ("pld", "generate-pld", "recycling")]
+    for question_id, participant in enumerate(participants):
         row = {"question_id": question_id, "category": "qa", "choices": []}
-        file = tmp_path / f"{answers.FILES}-{entrant.label}-float16-temp-0.0-128.jsonl"
+        file = tmp_path / f"{answers.FILES}-{participant.label}-float16-temp-0.0-128.jsonl"
         file.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    for question_id, entrant in enumerate(entrants):
-        (row,) = answers._rows_of(entrant, str(tmp_path), "float16")
+    for question_id, participant in enumerate(participants):
+        (row,) = answers._rows_of(participant, str(tmp_path), "float16")
         assert row.question_id == question_id
 
 

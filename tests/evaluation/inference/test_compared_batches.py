@@ -21,7 +21,7 @@ from tests.evaluation.conftest import cut_after, read_meta, read_rows, run, toke
 
 
 def compared(given: list[str], folder: Path, *methods: str, size: int = 3) -> dict[str, Path]:
-    """Compare methods in batches; return the answer files by entrant."""
+    """Compare methods in batches; return the answer files by participant."""
     more = ["--out", str(folder), "--batch-size", str(size), "--methods", *methods]
     assert compare.main([*given, *more]) == 0
     end = "-float32-temp-0.0-12" + (f"-batch-{size}" if size > 1 else "") + ".jsonl"
@@ -46,10 +46,10 @@ def test_a_comparison_of_batches_answers_as_one_by_one(
     names.clear()
     files = compared(few, tmp_path / "compared", "vanilla", "recycling", "generate")
     assert set(files) == {"vanilla", "vanilla-again", "recycling", "generate"}
-    for entrant, file in files.items():
-        assert token_ids(file) == token_ids(alone), entrant
+    for participant, file in files.items():
+        assert token_ids(file) == token_ids(alone), participant
         assert read_meta(file)["batch_size"] == 3
-        assert not any(row_flaws([AnswerRow.of(row) for row in read_rows(file)])), entrant
+        assert not any(row_flaws([AnswerRow.of(row) for row in read_rows(file)])), participant
         choices = [row["choices"][0] for row in read_rows(file)]
         assert all(0 < sum(one["share_time"]) <= sum(one["wall_time"]) for one in choices)
     blocks = [(name, len(list(rows))) for name, rows in itertools.groupby(names)]

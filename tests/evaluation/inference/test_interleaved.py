@@ -23,7 +23,7 @@ from evaluation.answers.row import AnswerRow
 from evaluation.inference import run as running
 from evaluation.inference.answering import Prompt
 from evaluation.inference.config import DecodingOptions, RunConfig
-from evaluation.inference.entrants import entrant_of, entrants_of
+from evaluation.inference.participants import participant_of, participants_of
 from evaluation.inference.run import answerer_of, in_turn
 from evaluation.questions import questions
 from evaluation.questions.questions import DATA_FOLDER, Question
@@ -42,7 +42,7 @@ def compared(options: Sequence[str], folder: Path, *more: object) -> int:
 
 
 def files_of(folder: Path, run_name: str = "") -> dict[str, Path]:
-    """Return the answer files of a folder by entrant."""
+    """Return the answer files of a folder by participant."""
     begin, end = "tiny-", f"-float32-temp-0.0-24{run_name}.jsonl"
     return {
         file.name.removeprefix(begin).removesuffix(end): file for file in folder.glob("*" + end)
@@ -67,7 +67,10 @@ def test_everybody_follows_everybody_equally_often(count: int) -> None:
     num_questions = 2 * count
     order = list(in_turn(range(count), num_questions))
     assert [index for index, _ in order] == [i for i in range(num_questions) for _ in range(count)]
-    rows = [[entrant for index, entrant in order if index == row] for row in range(num_questions)]
+    rows = [
+        [participant for index, participant in order if index == row]
+        for row in range(num_questions)
+    ]
     assert all(sorted(row) == list(range(count)) for row in rows), "every question goes to all"
     assert set(Counter(row[0] for row in rows).values()) == {2}, "all are first equally often"
     after = Counter(pair for row in rows for pair in itertools.pairwise(row))
@@ -78,29 +81,29 @@ def test_answers_are_those_of_the_inference_commands(
     uncut: dict[str, Path], options: list[str], tmp_path: Path
 ) -> None:
     single = tmp_path / "single.jsonl"
-    for entrant, method, more in (
+    for participant, method, more in (
         ("vanilla", "vanilla", ""),
         ("vanilla-again", "vanilla", ""),
         ("recycling", "recycling", ""),
         ("pld-match-latest", "pld", "--match latest"),
     ):
         assert run(method, options, single, *more.split(), "--overwrite") == 0
-        assert steps_of(uncut[entrant]) == steps_of(single), entrant
-        mine, theirs = read_meta(uncut[entrant]), read_meta(single)
+        assert steps_of(uncut[participant]) == steps_of(single), participant
+        mine, theirs = read_meta(uncut[participant]), read_meta(single)
         for key in ("method", "options", "device", "dtype", "threads", "model_fingerprint"):
             assert mine[key] == theirs[key], key
     ids = figures(read_rows(uncut["vanilla"]), "token_ids")
-    for entrant in ("lookahead-auto", "generate"):
-        assert figures(read_rows(uncut[entrant]), "token_ids") == ids, entrant
+    for participant in ("lookahead-auto", "generate"):
+        assert figures(read_rows(uncut[participant]), "token_ids") == ids, participant
 
 
 def test_sidecars_say_who_ran_together_and_who_measures_the_noise(uncut: dict[str, Path]) -> None:
     together = ["vanilla", "recycling", "pld-match-latest", "lookahead-auto", "generate"]
-    for entrant, file in uncut.items():
+    for participant, file in uncut.items():
         meta = read_meta(file)
         assert meta["interleaved_with"] == [*together, "vanilla-again"]
         assert meta["interleaved_run"] == read_meta(uncut["vanilla"])["interleaved_run"]
-        assert meta.get("role") == ("noise floor" if entrant == "vanilla-again" else None)
+        assert meta.get("role") == ("noise floor" if participant == "vanilla-again" else None)
     assert set(uncut) == {*together, "vanilla-again"}
 
 
@@ -135,9 +138,9 @@ def test_a_cut_comparison_goes_on_as_if_it_had_not_been(
         compared(options, folder)
     assert sum(len(read_rows(file)) for file in files_of(folder).values()) == num_appended
     assert compared(options, folder) == 0
-    for entrant, file in files_of(folder).items():
-        if entrant != "lookahead-auto":  # whose numbers of nodes follow the clock
-            assert steps_of(file) == steps_of(uncut[entrant]), entrant
+    for participant, file in files_of(folder).items():
+        if participant != "lookahead-auto":  # whose numbers of nodes follow the clock
+            assert steps_of(file) == steps_of(uncut[participant]), participant
         assert len(read_rows(file)) == QUESTIONS
 
 
@@ -170,14 +173,16 @@ def test_runs_begin_anew_each_time(
     first, second = files_of(tmp_path, "-run-1"), files_of(tmp_path, "-run-2")
     assert set(first) == set(second) and len(first) == len(METHODS) + 1
     assert steps_of(first["recycling"]) == steps_of(second["recycling"])
-    ended = {entrant: read_meta(file)["end_time"] for entrant, file in first.items()}
+    ended = {participant: read_meta(file)["end_time"] for participant, file in first.items()}
     for file in second.values():
         write_rows(file, [])
         shutil.rmtree(file.with_suffix(".state"), ignore_errors=True)
     capsys.readouterr()
     assert compared(few, tmp_path, "--runs", 2) == 0
     assert "WARNING" not in capsys.readouterr().err, "a run that is done does not join another"
-    assert ended == {entrant: read_meta(file)["end_time"] for entrant, file in first.items()}
+    assert ended == {
+        participant: read_meta(file)["end_time"] for participant, file in first.items()
+    }
 
 
 def test_several_benchmarks_have_a_folder_each(
@@ -235,12 +240,12 @@ def test_entrants_that_cannot_be_are_refused(
     words: list[str], draft_model: str | None, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        entrants_of(words, "some/target", draft_model)
+        participants_of(words, "some/target", draft_model)
 
 
 def test_heads_are_named_or_the_demo_models() -> None:
     words = ["vanilla", "medusa", "medusa --num-nodes 5 --heads mine", "medusa --heads=its"]
-    found = [entrant.config for entrant in entrants_of(words, str(DEMO_MODEL))[1:]]
+    found = [participant.config for participant in participants_of(words, str(DEMO_MODEL))[1:]]
     assert [config.heads for config in found] == [
         str(DEMO_MODEL.with_name("medusa")),
         "mine",
@@ -250,7 +255,7 @@ def test_heads_are_named_or_the_demo_models() -> None:
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        entrants_of(["vanilla", "pld --match nosuch"], "some/target")
+        participants_of(["vanilla", "pld --match nosuch"], "some/target")
     assert "--match" in capsys.readouterr().err
 
 
@@ -291,7 +296,7 @@ def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> 
 def plan_of(words: str) -> Any:
     """Return what an answerer reads of a plan: 16 new tokens, and nothing else that ends a text."""
     return SimpleNamespace(
-        entrant=entrant_of(words),
+        participant=participant_of(words),
         run=RunConfig(sampling=DecodingOptions(max_new_tokens=16)),
         start_memory={},
         eos_ids=lambda _: frozenset(),
@@ -301,15 +306,15 @@ def plan_of(words: str) -> Any:
 
 def test_words_become_options() -> None:
     words = ["hybrid --budget fixed", "vanilla", "pld-auto", "recycling --tree-version 2.2.2"]
-    entrants = entrants_of(words, "some/target")
-    assert [entrant.label for entrant in entrants] == [
+    participants = participants_of(words, "some/target")
+    assert [participant.label for participant in participants] == [
         "vanilla",
         "hybrid-budget-fixed",
         "pld-auto",
         "recycling-tree-version-2.2.2",
     ]
-    assert entrants[1].config.budget == "fixed"
-    assert entrants[2].config.budget == "auto"
+    assert participants[1].config.budget == "fixed"
+    assert participants[2].config.budget == "auto"
 
 
 @pytest.mark.parametrize(
@@ -338,4 +343,4 @@ def test_options_that_cannot_be_are_refused_before_the_weights_load(
 def test_a_quotation_that_does_not_end_is_refused() -> None:
     for words in ('pld "--match latest', "generate-pld '"):
         with pytest.raises(UserError, match=r"methods: got .*No closing quotation; close the"):
-            entrants_of(["vanilla", words], str(DEMO_MODEL))
+            participants_of(["vanilla", words], str(DEMO_MODEL))

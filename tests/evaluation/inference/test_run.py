@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from evaluation.inference import prepare as planning
 from evaluation.inference.command import main, parse
-from evaluation.inference.plan import Entrant
+from evaluation.inference.plan import Participant
 from evaluation.inference.prepare import check_asked, prepare
 from evaluation.inference.run import answer_with_method
 from model.commands.command_line import UserError
@@ -367,7 +367,7 @@ def sidecar_on(
     run_config, config, _ = parse(method, [*options, "--answer-file", str(file)])
     asked = check_asked(run_config)
     asked = asked._replace(model=asked.model._replace(device=torch.device(device)))
-    plan = prepare(asked, Entrant(name, method, config), run_config)
+    plan = prepare(asked, Participant(name, method, config), run_config)
     plan.log.begin()
     plan.log.close()
     return read_meta(file)
@@ -429,8 +429,8 @@ def test_answers_without_a_given_name_lie_beside_their_questions_under_the_runs_
     monkeypatch.setattr(planning, "DATA_FOLDER", tmp_path)
     given = [*options, "--question-end", "1", "--output-id-topk", "9"]
     run_config, config, _ = parse(RECYCLING, given)
-    entrant = Entrant("recycling", RECYCLING, config)
-    assert answer_with_method(entrant, run_config, None, None) == 0
+    participant = Participant("recycling", RECYCLING, config)
+    assert answer_with_method(participant, run_config, None, None) == 0
     name = "tiny-recycling-output-id-topk-9-float32-temp-0.0"
     file = tmp_path / "demo" / "model_answer" / f"{name}.jsonl"
     assert [row["model_id"] for row in read_rows(file)] == [name]
@@ -447,7 +447,7 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
     for number, other in enumerate(others):
         given = [*options, *other.split(), "--answer-file", str(tmp_path / f"{number}.jsonl")]
         run, config, _ = parse(RECYCLING, given)
-        plan = prepare(check_asked(run), Entrant("recycling", RECYCLING, config), run)
+        plan = prepare(check_asked(run), Participant("recycling", RECYCLING, config), run)
         plan.log.close()
         names.add(plan.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from evaluation import compare
-from evaluation.inference.entrants import entrant_of
+from evaluation.inference.participants import participant_of
 from model import SpeculativeDecoder
 from model import methods as registry
 from model.chat import __main__ as chat
@@ -149,7 +149,7 @@ def test_a_chat_takes_it(imported: None) -> None:
 def test_a_class_that_is_no_method_is_refused_in_one_line(name: str, error: str) -> None:
     for words in (name, f"{name} --length 3", f"{name}-auto"):
         with pytest.raises(UserError) as caught:
-            entrant_of(words)
+            participant_of(words)
         assert error.rstrip("'") in str(caught.value) or words.endswith("-auto")
         assert str(caught.value).startswith("method: got ") and "\n" not in str(caught.value)
 

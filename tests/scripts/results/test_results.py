@@ -171,13 +171,15 @@ def test_batches_are_tables_over_sizes(tmp_path: Path) -> None:
     assert "By batch size" in text and "4.80x" in text
 
 
-def _size(folder: Path, size: str, entrants: dict[str, tuple[str, dict[str, Any], float]]) -> None:
+def _size(
+    folder: Path, size: str, participants: dict[str, tuple[str, dict[str, Any], float]]
+) -> None:
     """Write the answers of a size: of each file method, options and speed; vanilla answers twice, at 10 and 11."""
     vanilla = ("vanilla", {}, 10.0)
     for name, (method, options, speed) in {
         "vanilla": vanilla,
         "again": ("vanilla", {}, 11.0),
-        **entrants,
+        **participants,
     }.items():
         lengths = [1] * 12 if method == "vanilla" else [2] * 6
         rows = [

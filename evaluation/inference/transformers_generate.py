@@ -1,4 +1,4 @@
-"""Referees: transformers' own ways to decode greedily, which show that the baseline is a fair one."""
+"""transformers' own ways to decode greedily, which show that the baseline is a fair one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RefereeConfig(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Referee(OtherProgram):
+class TransformersGenerate(OtherProgram):
     """One of transformers' ways to decode: plain, by prompt lookup, assisted by a draft model, or in batches."""
 
     def config(self, draft_model: str | None) -> Options:
@@ -81,8 +81,8 @@ class Referee(OtherProgram):
         return batches[self.name](plan, target)
 
 
-REFEREES: dict[str, OtherProgram] = {
-    name: Referee(name) for name in (GENERATE, LOOKUP, ASSISTED, CONTINUOUS)
+TRANSFORMERS: dict[str, OtherProgram] = {
+    name: TransformersGenerate(name) for name in (GENERATE, LOOKUP, ASSISTED, CONTINUOUS)
 }
 
 
@@ -112,7 +112,7 @@ class RefereeAnswerer(Answerer):
     """transformers' `generate` on the target's model, a text at a time. The prompt's time is not measured apart."""
 
     def __init__(self, plan: Plan, target: TargetModel) -> None:
-        config, sampling = plan.entrant.config, plan.run.sampling
+        config, sampling = plan.participant.config, plan.run.sampling
         self.target = target
         self._max_new_tokens, self._eos_ids = sampling.max_new_tokens, plan.eos_ids(target)
         stop = plan.stop_criterion()  # `generate` would make it anew for every text
@@ -260,7 +260,7 @@ class ContinuousBatch(_RefereeBatch):
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         longest, most = max(map(len, prompts)), max(map(self._room, prompts))
-        # As large as the texts need, not as the device's memory is: other entrants need some of it.
+        # As large as the texts need, not as the device's memory is: other participants need some of it.
         config = ContinuousBatchingConfig(
             max_requests_per_batch=self._num_shared,
             num_blocks=self._num_shared * (1 + math.ceil((longest + most) / PAGE)),

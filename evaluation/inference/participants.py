@@ -1,6 +1,6 @@
-"""Entrants of a comparison: methods with options, servers, and referees: transformers' own ways, and llama.cpp.
+"""Participants of a comparison: methods with options, servers, transformers' generate and llama.cpp.
 
-An entrant is named as its inference command spells it, without what all have in common: "pld",
+A participant is named as its inference command spells it, without what all have in common: "pld",
 "recycling --tree-version 2.2.2". NAME-auto is the method with its automatic number of nodes. An address
 such as http://127.0.0.1:8000 is an OpenAI-compatible server.
 """
@@ -15,9 +15,9 @@ from evaluation.inference.client import SCHEMES, EndpointConfig
 from evaluation.inference.command import parse
 from evaluation.inference.config import RunConfig
 from evaluation.inference.llama_cpp import LLAMA_CPP
-from evaluation.inference.plan import Entrant
-from evaluation.inference.referees import ASSISTED, REFEREES
+from evaluation.inference.plan import Participant
 from evaluation.inference.servers import Server
+from evaluation.inference.transformers_generate import ASSISTED, TRANSFORMERS
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
 from model.commands.options import add_options, config_of
@@ -26,19 +26,19 @@ from model.options import unknown_name
 
 AUTO = "-auto"
 BASELINE = "vanilla"
-OTHERS = REFEREES | LLAMA_CPP
+OTHERS = TRANSFORMERS | LLAMA_CPP
 DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
-def entrants_of(
+def participants_of(
     words: Sequence[str],
     model_path: str,
     draft_model: str | None = None,
     needs_baseline: bool = True,
-) -> list[Entrant]:
-    """Return the entrants of these words, such as "recycling --start cold", the baseline first.
+) -> list[Participant]:
+    """Return the participants of these words, such as "recycling --start cold", the baseline first.
 
-    Entrants that need a draft model and name none have `draft_model`; the demo model has one by default. The
+    Participants that need a draft model and name none have `draft_model`; the demo model has one by default. The
     baseline may be missing if it is not needed, or where all are servers.
 
     Raises:
@@ -61,23 +61,25 @@ def entrants_of(
         raise UserError(f"draft_model: got none; give the model that {needing[0]} drafts with")
     heads = DEMO_MODEL.parent if Path(model_path).resolve() == DEMO_MODEL else None
     in_order = sorted(words, key=lambda one: one != BASELINE)
-    found = [entrant_of(one, draft_model, heads) for one in in_order]
-    labels = [entrant.label for entrant in found]
+    found = [participant_of(one, draft_model, heads) for one in in_order]
+    labels = [participant.label for participant in found]
     if len(set(labels)) < len(labels):
         raise UserError(f"methods: got {' '.join(words)}; allowed: each once")
     return found
 
 
-def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = None) -> Entrant:
-    """Return the entrant of these words; `heads` is a folder with heads of each method. Errors as `entrants_of`."""
+def participant_of(
+    words: str, draft_model: str | None = None, heads: Path | None = None
+) -> Participant:
+    """Return the participant of these words; `heads`: a folder with heads of methods. Errors as `participants_of`."""
     name, *options = _split(words)
     if is_address(name):
         config = _endpoint_config(name, options)
-        return Entrant(words, Server(config.base_url), config)
+        return Participant(words, Server(config.base_url), config)
     if name in OTHERS:
         if options:
             raise UserError(f"methods: got {words!r}; {name} takes no options")
-        return Entrant(words, OTHERS[name], OTHERS[name].config(draft_model))
+        return Participant(words, OTHERS[name], OTHERS[name].config(draft_model))
     method = _method_of(name)
     given = list(options)
     if name.endswith(AUTO):
@@ -96,7 +98,7 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
         raise UserError(
             f"methods: got {words!r}; allowed: options of {method.name} itself, without a saved matrix"
         )
-    return Entrant(words, method, config)
+    return Participant(words, method, config)
 
 
 def _endpoint_config(address: str, options: Sequence[str]) -> EndpointConfig:
@@ -126,7 +128,7 @@ def _split(words: str) -> list[str]:
 
 
 def _needs_draft_model(words: str) -> bool:
-    """Whether an entrant drafts with a model that its words do not name."""
+    """Whether a participant drafts with a model that its words do not name."""
     name, *options = _split(words)
     if is_address(name) or name in OTHERS:
         return name == ASSISTED
@@ -136,7 +138,7 @@ def _needs_draft_model(words: str) -> bool:
 
 
 def is_address(words: str) -> bool:
-    """Whether an entrant's words name a server."""
+    """Whether a participant's words name a server."""
     return words.startswith(SCHEMES)
 
 
