@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
     choice: int
     turn: int
     answers: Sequence[str]  # to the turns before
-    is_lean: bool = False  # asked again, since the device's memory did not suffice
+    is_low_memory: bool = False  # asked again, since the device's memory did not suffice
 
     @property
     def begins_question(self) -> bool:
@@ -79,7 +79,7 @@ class Answerer:
         return {}
 
     def answer(self, prompt: Prompt) -> Turn:
-        """Answer a turn alone; with `is_lean`, in as little memory as gives the same answer."""
+        """Answer a turn alone; with `is_low_memory`, in as little memory as gives the same answer."""
         raise NotImplementedError
 
 
@@ -144,15 +144,15 @@ def _turns_to_row(
 ) -> Generator[Prompt, Result | None, AnswerRow]:
     """Yield the prompt of each turn of a question, be sent its result, and return the row.
 
-    If the device's memory does not suffice, the question is asked again in lean mode.
+    If the device's memory does not suffice, the question is asked again in low-memory mode.
     """
     model_id = asking.model_id
     try:
-        choices, failure = yield from _turns(asking, question, is_lean=False)
+        choices, failure = yield from _turns(asking, question, is_low_memory=False)
         if failure is None or not failure.is_out_of_memory:
             error = failure and failure.error
             return AnswerRow.of_question(question, model_id, choices, error)
-        choices, again = yield from _turns(asking, question, is_lean=True)
+        choices, again = yield from _turns(asking, question, is_low_memory=True)
         row = AnswerRow.of_question(question, model_id, choices, again and again.error)
         return row.plus(retried_after=failure.error)
     except Exception as error:
@@ -160,7 +160,7 @@ def _turns_to_row(
 
 
 def _turns(
-    asking: Asking, question: Question, is_lean: bool
+    asking: Asking, question: Question, is_low_memory: bool
 ) -> Generator[Prompt, Result | None, tuple[list[Choice], Failure | None]]:
     """Yield prompts as above; return the choices, the turns before a failure included, and that failure."""
     conversation, choices = asking.conversation, list[Choice]()
@@ -178,7 +178,9 @@ def _turns(
                 except Exception as error:  # the template's
                     failure = Failure.of(error)
                     break
-            result = yield Prompt(token_ids, seed, question, choice, turn, list(texts), is_lean)
+            result = yield Prompt(
+                token_ids, seed, question, choice, turn, list(texts), is_low_memory
+            )
             if isinstance(result, Failure):
                 failure = result
                 break

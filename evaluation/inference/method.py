@@ -41,7 +41,7 @@ from model.methods import Method
 
 logger = logging.getLogger(__name__)
 
-# Tokens of the longest chain in lean mode: logits and cache rows of a few nodes instead of a whole tree.
+# Tokens of the longest chain in low-memory mode: logits and cache rows of a few nodes instead of a whole tree.
 LEAN_DEPTH = 4
 # What all objects share, and nobody holds.
 SHARED = (
@@ -81,10 +81,10 @@ class MethodAnswerer(Answerer):
             drafter.reset()
         if prompt.seed is not None:
             self._generator.manual_seed(prompt.seed)
-        if prompt.is_lean:
+        if prompt.is_low_memory:
             if torch.accelerator.is_available():
                 torch.accelerator.empty_cache()
-            drafter = LeanDrafter(drafter)
+            drafter = LowMemoryDrafter(drafter)
         num_late = self.target.num_late
         start, cpu_start = time.perf_counter(), time.process_time()
         generation = generate(self.target, drafter, prompt_ids, rule=self._rule, **self._options)
@@ -147,7 +147,7 @@ class BatchedMethod(MethodAnswerer):
         return Batch(self.target, self.drafter, self.size, budget)
 
     def ask(self, slot: int, prompt: Prompt) -> None:
-        if prompt.is_lean:
+        if prompt.is_low_memory:
             return  # it is answered alone
         if prompt.seed is not None:
             self._generators[slot].manual_seed(prompt.seed)
@@ -155,8 +155,10 @@ class BatchedMethod(MethodAnswerer):
         self._turns[slot] = _UnderWay(len(prompt.token_ids), self._clock)
 
     def ended(self, under_way: Mapping[int, Prompt]) -> Sequence[tuple[int, Result]]:
-        if lean := {slot: prompt for slot, prompt in under_way.items() if prompt.is_lean}:
-            return super().ended(lean)
+        if low_memory := {
+            slot: prompt for slot, prompt in under_way.items() if prompt.is_low_memory
+        }:
+            return super().ended(low_memory)
         found: list[tuple[int, Result]] = []
         while not found:
             try:
@@ -234,7 +236,7 @@ def turn_of(
     return Turn(token_ids, [len(step.tokens) for step in steps], wall_time, details)
 
 
-class LeanDrafter(CostAwareDrafter):
+class LowMemoryDrafter(CostAwareDrafter):
     """Another drafter, held to short chains, that is not shown the prompt's logits.
 
     Answers are the same, since drafts never change them; steps are more. The drafter's memory across
@@ -252,8 +254,8 @@ class LeanDrafter(CostAwareDrafter):
         self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
-    def sibling(self) -> LeanDrafter:
-        return LeanDrafter(self._drafter.sibling())
+    def sibling(self) -> LowMemoryDrafter:
+        return LowMemoryDrafter(self._drafter.sibling())
 
     def for_target(self, target: TargetModel) -> Drafter:
         if self.needs.hidden_layers or self.needs.probes:

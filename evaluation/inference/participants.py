@@ -71,7 +71,7 @@ def participants_of(
 def participant_of(
     words: str, draft_model: str | None = None, heads: Path | None = None
 ) -> Participant:
-    """Return the participant of these words; `heads`: a folder with heads of methods. Errors as `participants_of`."""
+    """Return the participant of these words; `heads`: a folder of heads. Errors as `participants_of`."""
     name, *options = _split(words)
     if is_address(name):
         config = _endpoint_config(name, options)

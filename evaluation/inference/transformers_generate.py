@@ -165,9 +165,9 @@ class _RefereeBatch(RefereeAnswerer):
         self._room(prompt.token_ids)
 
     def ended(self, under_way: Mapping[int, Prompt]) -> Sequence[tuple[int, Result]]:
-        lean = {slot: prompt for slot, prompt in under_way.items() if prompt.is_lean}
-        if lean:
-            return super().ended(lean)
+        low_memory = {slot: prompt for slot, prompt in under_way.items() if prompt.is_low_memory}
+        if low_memory:
+            return super().ended(low_memory)
         answers: Sequence[Result]
         try:
             answers = self._answers([prompt.token_ids for prompt in under_way.values()])

@@ -47,7 +47,7 @@ class Countdown(Answerer):
     def ended(self, under_way: Mapping[int, Prompt]) -> Sequence[tuple[int, Result]]:
         assert set(under_way) == self.under_way
         for slot, prompt in under_way.items():
-            if prompt.is_lean:
+            if prompt.is_low_memory:
                 self.under_way.remove(slot)
                 self.asked_alone.append(text_of(prompt))
                 return [(slot, Turn([7], [1], 3.0))]

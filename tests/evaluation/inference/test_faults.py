@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from evaluation.inference import method as method_answerer
-from evaluation.inference.method import LEAN_DEPTH, LeanDrafter
+from evaluation.inference.method import LEAN_DEPTH, LowMemoryDrafter
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.target import TargetModel
@@ -140,7 +140,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_weights_load(
 
 
 class FullSpy(Spy):
-    """Runs out of memory over a question until it is asked in a lean way, and then perhaps again."""
+    """Runs out of memory over a question until it is asked in a low_memory way, and then perhaps again."""
 
     def __init__(self, is_hopeless: bool) -> None:
         super().__init__(fails_on="nothing")
@@ -148,7 +148,7 @@ class FullSpy(Spy):
 
     def answer(self, prompt_ids: list[int]) -> Any:
         if prompt_ids == [ord(letter) for letter in "bad"] and (
-            self._is_hopeless or "lean" not in self.calls
+            self._is_hopeless or "low_memory" not in self.calls
         ):
             raise torch.OutOfMemoryError("tried to allocate 9 GiB")
         return super().answer(prompt_ids)
@@ -164,7 +164,7 @@ def test_a_question_that_runs_out_of_memory_is_asked_once_more_in_a_lean_way(
     assert second["retried_after"] == "OutOfMemoryError: tried to allocate 9 GiB"
     assert second.get("error") == (second["retried_after"] if is_hopeless else None)
     assert bool(second["choices"]) is not is_hopeless
-    assert spy.calls.count("lean") == 1
+    assert spy.calls.count("low_memory") == 1
     assert "retried_after" not in first and "retried_after" not in third
 
 
@@ -178,9 +178,11 @@ def test_a_method_that_starts_cold_knows_nothing_of_the_answer_that_failed(
         def short_of_memory(
             target: Any, drafter: Any, *given: Any, is_late: bool = is_late, **named: Any
         ) -> Any:
-            is_lean = isinstance(drafter, LeanDrafter)
-            answer = generate(target, drafter, *given, **named) if is_lean or is_late else None
-            if not is_lean:
+            is_low_memory = isinstance(drafter, LowMemoryDrafter)
+            answer = (
+                generate(target, drafter, *given, **named) if is_low_memory or is_late else None
+            )
+            if not is_low_memory:
                 raise torch.OutOfMemoryError("no room for a tree")
             return answer
 
@@ -197,26 +199,26 @@ def test_a_lean_drafter_is_priced_with_the_model_that_drafts() -> None:
     costs = CostModel((1,), (2.0,), (2.0,))
     drafter = CostAwareDrafter(None, 9, torch.device("cpu"))
     drafter.draft_costs = lambda: costs  # type: ignore[method-assign]
-    assert LeanDrafter(drafter).draft_costs() is costs
+    assert LowMemoryDrafter(drafter).draft_costs() is costs
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead"])
 def test_lean_answers_are_those_of_vanilla_with_short_chains(
     method: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, lean = tmp_path / "plain.jsonl", tmp_path / "lean.jsonl"
+    plain, low_memory = tmp_path / "plain.jsonl", tmp_path / "low_memory.jsonl"
     run("vanilla", options, plain, "--question-end", 3)
     generate = method_answerer.generate
 
     def short_of_memory(target: Any, drafter: Any, *given: Any, **named: Any) -> Any:
-        if not isinstance(drafter, LeanDrafter):
+        if not isinstance(drafter, LowMemoryDrafter):
             raise torch.OutOfMemoryError("no room for a tree")
         return generate(target, drafter, *given, **named)
 
     monkeypatch.setattr(method_answerer, "generate", short_of_memory)
-    assert run(method, options, lean, "--question-end", 3) == 0
-    rows = read_rows(lean)
-    assert token_ids(lean) == token_ids(plain)
+    assert run(method, options, low_memory, "--question-end", 3) == 0
+    rows = read_rows(low_memory)
+    assert token_ids(low_memory) == token_ids(plain)
     assert all("retried_after" in row for row in rows)
     for choice in (row["choices"][0] for row in rows):
         for drafted, steps in zip(choice["draft_tokens"], choice["decoding_steps"], strict=True):

@@ -46,7 +46,7 @@ class Spy(Answerer):
 
     def answer(self, prompt: Prompt) -> Turn:
         if prompt.begins_question:
-            self.calls.append("lean" if prompt.is_lean else "begin")
+            self.calls.append("low_memory" if prompt.is_low_memory else "begin")
         if prompt.seed is not None:
             self.calls.append(f"seed {prompt.seed}")
         text = "".join(map(chr, prompt.token_ids))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.inference.method import LeanDrafter
+from evaluation.inference.method import LowMemoryDrafter
 from model.budget.paced import CostAwareDrafter, PacedDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
@@ -255,9 +255,9 @@ def test_all_texts_offer_before_one_takes(method: str, options: dict[str, Any]) 
 
 
 def test_a_drafter_for_little_memory_keeps_texts_apart() -> None:
-    found = interleaved(siblings(LeanDrafter(fresh("pld", {}))))
+    found = interleaved(siblings(LowMemoryDrafter(fresh("pld", {}))))
     for prompt, each in zip(PROMPTS, found, strict=True):
-        drafter = LeanDrafter(fresh("pld", {}))
+        drafter = LowMemoryDrafter(fresh("pld", {}))
         alone = generate(target_of(LLAMA), drafter, prompt, max_new_tokens=LENGTH)
         assert trees(each) == trees(alone)
 
