@@ -42,7 +42,7 @@ from model.methods import Method
 logger = logging.getLogger(__name__)
 
 # Tokens of the longest chain in low-memory mode: logits and cache rows of a few nodes instead of a whole tree.
-LEAN_DEPTH = 4
+LOW_MEMORY_DEPTH = 4
 # What all objects share, and nobody holds.
 SHARED = (
     type,
@@ -246,13 +246,13 @@ class LowMemoryDrafter(CostAwareDrafter):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter = drafter
-        # Neither sketches nor the prompt's logits.
+        # Neither logit samples nor the prompt's logits.
         self.needs = replace(
-            drafter.needs, sketches=False, prompt_logits=False, reads_rejected=True
+            drafter.needs, logit_samples=False, prompt_logits=False, reads_rejected=True
         )
         self._cost_aware = drafter if isinstance(drafter, CostAwareDrafter) else None
         self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
-        self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
+        self.max_nodes = min(drafter.max_nodes, 1 + LOW_MEMORY_DEPTH)
 
     def sibling(self) -> LowMemoryDrafter:
         return LowMemoryDrafter(self._drafter.sibling())
@@ -269,7 +269,7 @@ class LowMemoryDrafter(CostAwareDrafter):
         self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        depth = min(budget.max_depth, LEAN_DEPTH)
+        depth = min(budget.max_depth, LOW_MEMORY_DEPTH)
         return self._drafter.propose(context, DraftBudget(depth, True, budget.cost_curve))
 
     def observe(self, step: VerifiedStep) -> None:

@@ -244,7 +244,7 @@ def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: i
 
     def verify() -> None:
         logits = target.forward(tree, cache)
-        target.read_out(cache, tree, logits, USUAL_CANDIDATES, with_sketches=False)
+        target.read_out(cache, tree, logits, USUAL_CANDIDATES, with_samples=False)
 
     return 1e3 * seconds_of(verify, target.synchronize)
 

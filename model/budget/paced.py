@@ -55,7 +55,7 @@ class PacedDrafter(Drafter):
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter, self._target = drafter, target
         self.max_nodes, self.needs = drafter.max_nodes, drafter.needs
-        self._needs_in_rest = replace(drafter.needs, num_candidates=0, sketches=False)
+        self._needs_in_rest = replace(drafter.needs, num_candidates=0, logit_samples=False)
         self._costs = drafter.costs or step_costs(target).fresh(drafter.draft_costs())
         drafter.costs = self._costs
 

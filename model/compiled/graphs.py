@@ -109,7 +109,7 @@ class GraphedTarget(TargetModel):
         self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
         self._slots: Slots | None = None  # of the last batch
         self._slots_lent: Callable[[], SlotPasses | None] = lambda: None
-        # Numbers of candidates, and whether sketches are wanted: without a drafter's wishes, with and without
+        # Numbers of candidates, and whether logit samples are wanted: without a drafter's wishes, with and without
         # near-ties, and in measurements.
         self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
         self._hidden_kinds: set[tuple[int, ...]] = set()
@@ -227,28 +227,28 @@ class GraphedTarget(TargetModel):
         tree: DraftTree,
         logits: torch.Tensor,
         num_candidates: int,
-        with_sketches: bool,
+        with_samples: bool,
     ) -> ReadOut:
         assert isinstance(cache, GraphCache)
         passes = self.passes_over(cache.storage)
         if logits is not passes.last:
-            return read_out(tree, logits, num_candidates, with_sketches)
+            return read_out(tree, logits, num_candidates, with_samples)
         num_padded, count = self.padded_size(len(logits)), min(num_candidates, self.vocab_size)
-        self._read_out_kinds.add((num_candidates, with_sketches))
+        self._read_out_kinds.add((num_candidates, with_samples))
         place, inputs = passes.logits[num_padded], passes.inputs_of(num_padded)
         packed = self.replayed(
             cache.storage,
-            (READ_OUT, num_padded, count, with_sketches),
-            lambda: packed_read_out(place, count, with_sketches, inputs.place.token_ids[0]),
+            (READ_OUT, num_padded, count, with_samples),
+            lambda: packed_read_out(place, count, with_samples, inputs.place.token_ids[0]),
         )
         return unpacked(tree, downloaded(packed), count, has_tokens=True)
 
     def expect_reads(
-        self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
+        self, num_candidates: int, with_samples: bool, hidden_layers: tuple[int, ...]
     ) -> None:
         """Note what is read of passes; the next warm-up captures it."""
         # One candidate is read at least, and two where near-ties are looked for.
-        self._read_out_kinds |= {(max(num_candidates, least), with_sketches) for least in (1, 2)}
+        self._read_out_kinds |= {(max(num_candidates, least), with_samples) for least in (1, 2)}
         if hidden_layers:
             self._hidden_kinds.add(hidden_layers)
 

@@ -103,7 +103,7 @@ class Backend(Protocol):
         tree: DraftTree,
         logits: torch.Tensor,
         num_candidates: int,
-        with_sketches: bool,
+        with_samples: bool,
     ) -> ReadOut:
         """Copy to the host what is read of the last pass, in one transfer."""
 

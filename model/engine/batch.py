@@ -286,7 +286,7 @@ class Batch:
         timer.end("forward")
         reads = done.read(
             max(text.num_read for text in chosen.values()),
-            any(text.needs.sketches for text in chosen.values()),
+            any(text.needs.logit_samples for text in chosen.values()),
         )
         timer.end("verify")
         parts = dict(zip(trees, zip(done.logits, hidden, reads, strict=True), strict=True))

@@ -31,7 +31,7 @@ class VerifiedStep:
     Attributes:
         tree: the verified draft.
         acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
-            node, and its sketches.
+            node, and its logit samples.
         stop_reason: None while the text goes on, else as in `StepRecord`.
         hidden: the hidden states of every node, [N, W * D], the drafter's W layers side by side; None if it
             wants none.
@@ -50,7 +50,7 @@ class Needs:
     Attributes:
         num_candidates: candidates that `observe` gets after every node (it may get one or two more).
         reads_rejected: whether `observe` reads what the model says after nodes that were not accepted.
-        sketches: whether `observe` gets the sketches of every node (`read_out`).
+        logit_samples: whether `observe` gets the logit samples of every node (`read_out`).
         hidden_layers: hidden states that `observe` and `observe_prompt_hidden` get: -1 the final, normed ones
             (the output head's input), i those that layer i reads. With any, every prompt is read whole.
         hidden_size: hidden size D that the target model must have; None: any.
@@ -66,7 +66,7 @@ class Needs:
 
     num_candidates: int = 0
     reads_rejected: bool = True
-    sketches: bool = False
+    logit_samples: bool = False
     hidden_layers: tuple[int, ...] = ()
     hidden_size: int | None = None
     prompt_logits: bool | None = False
@@ -186,7 +186,7 @@ class Drafter:
         step captures a graph.
         """
         needs = self.needs
-        target.expect_reads(needs.num_candidates, needs.sketches, needs.hidden_layers)
+        target.expect_reads(needs.num_candidates, needs.logit_samples, needs.hidden_layers)
         target.warm_up(num_tokens, self.draft_sizes)
 
     def check_target(self, target: Any) -> None:

@@ -3,10 +3,10 @@
 Floating-point sums depend on the shape of a pass, so that two logits that differ by rounding alone may
 change places between a tree and a single token: a near-tie.
 
-A state sketch is the logits of a few tokens spread evenly over the vocabulary. Logits are linear in
-the last hidden state, so close states have close sketches, and every model gives logits.
+Logit samples are the logits of a few tokens spread evenly over the vocabulary. Logits are linear in
+the last hidden state, so close states have close samples, and every model gives logits.
 
-Shapes: N nodes, V vocabulary, k candidates, S sketches.
+Shapes: N nodes, V vocabulary, k candidates, S logit samples.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .tree import DraftTree
 
 # Candidates read in measurements of a pass.
 USUAL_CANDIDATES = 8
-# Tokens of a sketch; a smaller vocabulary is used whole.
-SKETCH_SIZE = 64
+# Tokens whose logits are sampled; a smaller vocabulary is used whole.
+NUM_LOGIT_SAMPLES = 64
 
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
@@ -56,12 +56,12 @@ class ReadOut(NamedTuple):
     Attributes:
         node_tokens: token of every node [N].
         candidates: of every node.
-        sketches: of every node, float32 [N, S]; None if they are not wanted.
+        logit_samples: of every node, float32 [N, S]; None if they are not wanted.
     """
 
     node_tokens: list[int]
     candidates: Candidates
-    sketches: torch.Tensor | None
+    logit_samples: torch.Tensor | None
 
 
 # A function such as `read_out`, with all its arguments.
@@ -69,42 +69,42 @@ Reader = Callable[[DraftTree, torch.Tensor, int, bool], ReadOut]
 
 
 def read_out(
-    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool = False
+    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_samples: bool = False
 ) -> ReadOut:
-    """Copy a tree's tokens, candidates and sketches to the host in one transfer.
+    """Copy a tree's tokens, candidates and logit samples to the host in one transfer.
 
     Args:
         tree: N nodes.
         logits: [N, V].
         num_candidates: k; for k = 1 the first of equal logits wins, else any of them.
-        with_sketches: whether sketches are wanted.
+        with_samples: whether logit samples are wanted.
     """
     if logits.device.type != "cpu":
         tokens = None if tree.token_ids.device.type == "cpu" else tree.token_ids
-        packed = packed_read_out(logits, num_candidates, with_sketches, tokens)
+        packed = packed_read_out(logits, num_candidates, with_samples, tokens)
         count = min(num_candidates, logits.shape[-1])
         return unpacked(tree, downloaded(packed), count, tokens is not None)
     values, token_ids = _likeliest(logits, num_candidates)
-    sketches = state_sketch(logits) if with_sketches else None
+    logit_samples = logit_samples_of(logits) if with_samples else None
     found = Candidates(token_ids.tolist(), values.tolist())
-    return ReadOut(tree.token_ids.tolist(), found, sketches)
+    return ReadOut(tree.token_ids.tolist(), found, logit_samples)
 
 
 def packed_read_out(
     logits: torch.Tensor,
     num_candidates: int,
-    with_sketches: bool = False,
+    with_samples: bool = False,
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the input of `unpacked`, on the device of the logits [N, V], as one int32 tensor with a row a node.
 
-    Columns: candidates [N, k], their logits [N, k], sketches [N, S] if wanted, and the nodes' tokens [N]
+    Columns: candidates [N, k], their logits [N, k], logit samples [N, S] if wanted, and the nodes' tokens [N]
     if they are given.
     """
     values, candidates = _likeliest(logits, num_candidates)
     numbers = values.float()
-    if with_sketches:
-        numbers = torch.cat((numbers, state_sketch(logits)), dim=1)
+    if with_samples:
+        numbers = torch.cat((numbers, logit_samples_of(logits)), dim=1)
     parts = [candidates.int(), numbers.view(torch.int32)]
     if token_ids is not None:
         parts.append(token_ids[:, None].int())
@@ -119,9 +119,9 @@ def unpacked(
     packed = packed[: tree.topology.num_nodes]
     tokens = packed[:, end] if has_tokens else tree.token_ids
     values = packed[:, count : 2 * count].view(torch.float32)
-    sketches = packed[:, 2 * count : end].view(torch.float32)
+    logit_samples = packed[:, 2 * count : end].view(torch.float32)
     found = Candidates(packed[:, :count].tolist(), values.tolist())
-    return ReadOut(tokens.tolist(), found, sketches if sketches.shape[1] else None)
+    return ReadOut(tokens.tolist(), found, logit_samples if logit_samples.shape[1] else None)
 
 
 def _likeliest(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,15 +133,15 @@ def _likeliest(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor,
     return top_k(logits, count)
 
 
-def sketch_ids(vocab_size: int) -> range:
-    """Return the S tokens whose logits make a sketch."""
-    count = min(SKETCH_SIZE, vocab_size)
+def sampled_ids(vocab_size: int) -> range:
+    """Return the S tokens whose logits are sampled."""
+    count = min(NUM_LOGIT_SAMPLES, vocab_size)
     return range(0, vocab_size // count * count, vocab_size // count)
 
 
-def state_sketch(logits: torch.Tensor) -> torch.Tensor:
-    """Return the state sketches of logits [N, V], float32 [N, S]."""
-    ids = sketch_ids(logits.shape[-1])
+def logit_samples_of(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logit samples of logits [N, V], float32 [N, S]."""
+    ids = sampled_ids(logits.shape[-1])
     return logits[:, ids.start : ids.stop : ids.step].float()
 
 

@@ -114,10 +114,10 @@ class TargetModel(LoadedModel):
         tree: DraftTree,
         logits: torch.Tensor,
         num_candidates: int,
-        with_sketches: bool,
+        with_samples: bool,
     ) -> ReadOut:
         """Copy to the host what is read of the last pass with this cache, over this tree (`read_out`)."""
-        return read_out(tree, logits, num_candidates, with_sketches)
+        return read_out(tree, logits, num_candidates, with_samples)
 
     def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
         """Return the block to read a draft in: states are read from each node's parent on."""

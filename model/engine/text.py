@@ -145,7 +145,7 @@ class Text:
     def rest(self) -> DraftTree:
         """Return the root alone, in place of `propose`; the drafter only takes note of the new token."""
         self._go(READY, DRAFTED)
-        self._needs = replace(self.drafter.needs, num_candidates=0, sketches=False)
+        self._needs = replace(self.drafter.needs, num_candidates=0, logit_samples=False)
         return DraftTree.chain(self.tokens[-1:])
 
     def before_pass(self, tree: DraftTree, is_plain: bool = True) -> None:
@@ -189,7 +189,7 @@ class Text:
             tie_margin=self._margin,
             num_candidates=self.needs.num_candidates,
             stop=request.stop,
-            with_sketches=self.needs.sketches,
+            with_samples=self.needs.logit_samples,
             read=read or partial(self.target.read_out, self.cache),
         )
         timer.end("verify")

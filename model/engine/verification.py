@@ -6,7 +6,7 @@ whatever the tree contains: at each node choose the next token exactly as plain 
 token. With one-hot drafts this is ancestral sampling itself: no accept/reject ratio and no residual
 distribution.
 
-Shapes: N nodes, V vocabulary, k candidates, S sketches.
+Shapes: N nodes, V vocabulary, k candidates, S logit samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Acceptance:
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the likeliest token after every node [N]; among equals any one.
         candidates: the likeliest tokens after every node, copied in the same transfer.
-        sketches: the sketches of every node (`read_out`), copied in the same transfer, float32 [N, S];
+        logit_samples: those of every node (`read_out`), copied in the same transfer, float32 [N, S];
             None if the drafter wants none.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.
@@ -52,7 +52,7 @@ class Acceptance:
     node_tokens: list[int]
     predictions: list[int]
     candidates: Candidates = field(compare=False, repr=False)
-    sketches: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    logit_samples: torch.Tensor | None = field(default=None, compare=False, repr=False)
     is_decided: bool = True
     is_stopped: bool = False
 
@@ -77,7 +77,7 @@ def verify(
     tie_margin: float = 0.0,
     num_candidates: int = 0,
     stop: Callable[[Sequence[int]], bool] | None = None,
-    with_sketches: bool = False,
+    with_samples: bool = False,
     read: Reader = read_out,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
@@ -97,7 +97,7 @@ def verify(
             left undecided; 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
         stop: asked after every emitted token, with the whole text, whether the text ends there.
-        with_sketches: whether the drafter wants the sketches of every node.
+        with_samples: whether the drafter wants the logit samples of every node.
         read: copies to the host what is read of the pass, as `read_out`.
 
     Raises:
@@ -105,7 +105,7 @@ def verify(
     """
     # Near-ties need the two largest logits.
     num_read = max(num_candidates, 2 if tie_margin else 1)
-    node_tokens, candidates, sketches = read(tree, logits, num_read, with_sketches)
+    node_tokens, candidates, logit_samples = read(tree, logits, num_read, with_samples)
 
     def choose(node: int, emitted: list[int]) -> int | None:
         check_finite(candidates.logits[node][0])
@@ -120,7 +120,7 @@ def verify(
         tree.topology, node_tokens, choose, eos_ids, max_tokens, ends
     )
     predictions = [ids[0] for ids in candidates.token_ids]
-    return Acceptance(path, tokens, node_tokens, predictions, candidates, sketches, *ending)
+    return Acceptance(path, tokens, node_tokens, predictions, candidates, logit_samples, *ending)
 
 
 class Walk(NamedTuple):

@@ -1,12 +1,12 @@
 """One file with the rows of a model after every text that a drafter has asked about.
 
 The texts are a trie: a node is a text, its children are the texts with one more token, and each node
-has a row, the K likeliest next tokens and their logits, and sketches (`model.engine.read_out`). Prompts, answers
+has a row, the K likeliest next tokens, their logits, and logit samples (`model.engine.read_out`). Prompts, answers
 and rejected guesses are all paths in it, and what they share is stored once. With the greedy answers of
 every prompt that is all a train-free drafter can learn from a model, so that drafters can be scored
 without it.
 
-Shapes: M texts (the empty one included), K likeliest tokens kept, S sketches.
+Shapes: M texts (the empty one included), K likeliest tokens kept, S logit samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
-from model.engine.read_out import sketch_ids
+from model.engine.read_out import sampled_ids
 
 FORMAT = "replay-recording-2"
 EMPTY = 0  # the node of the empty text
@@ -76,12 +76,12 @@ class Recording:
         self._children: dict[tuple[int, int], int] = {}
         self._parents = [-1]
         self._tokens = [-1]
-        num_sketches = len(sketch_ids(source.vocab_size))
+        num_logit_samples = len(sampled_ids(source.vocab_size))
         # As they are named in the file, and in the order of `rows`.
         self._rows = {
             "ids": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32),  # [M, K]
             "logits": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.float32),  # [M, K]
-            "probes": np.zeros((FIRST_CAPACITY, num_sketches), dtype=np.float32),  # [M, S]
+            "probes": np.zeros((FIRST_CAPACITY, num_logit_samples), dtype=np.float32),  # [M, S]
         }
 
     @property
@@ -99,7 +99,7 @@ class Recording:
 
     def rows(self, nodes: list[int]) -> tuple[np.ndarray, ...]:
         """Return the likeliest tokens and their logits after these texts, each [N, K], and the
-        sketches [N, S].
+        logit_samples [N, S].
         """
         return tuple(values[nodes] for values in self._rows.values())
 

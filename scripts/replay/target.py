@@ -1,13 +1,13 @@
 """A target model that answers from a recording, and asks the real one only about what is missing.
 
 It offers what the loop needs of a `TargetModel`, so that the loop itself runs unchanged: a replay
-is a run whose logits come out of a file. Logits below the K likeliest are minus infinity, but for sketches; greedy
+is a run whose logits come out of a file. Logits below the K likeliest are minus infinity, but for samples; greedy
 decoding and drafters that keep at most K candidates cannot tell.
 
 Rows are those of the pass that asked first. Another pass over the same text rounds differently, so
 that where two logits agree to the last digits a live run may rank them the other way round.
 
-Shapes: N nodes, V vocabulary, K likeliest tokens kept, S sketches.
+Shapes: N nodes, V vocabulary, K likeliest tokens kept, S logit samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model.commands.model_options import ModelOptions
 from model.engine.backend import PromptChunk
 from model.engine.passes.cache import TreeCache
 from model.engine.passes.shapes import PassShapes
-from model.engine.read_out import ReadOut, read_out, sketch_ids, state_sketch
+from model.engine.read_out import ReadOut, logit_samples_of, read_out, sampled_ids
 from model.engine.target import PREFILL_CHUNK, TargetModel
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.operations import top_k
@@ -146,10 +146,10 @@ class ReplayTarget(PassShapes):
         tree: DraftTree,
         logits: torch.Tensor,
         num_candidates: int,
-        with_sketches: bool,
+        with_samples: bool,
     ) -> ReadOut:
         """Read the last pass out, as `TargetModel.read_out`."""
-        return read_out(tree, logits, num_candidates, with_sketches)
+        return read_out(tree, logits, num_candidates, with_samples)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
         """Append a tree's nodes to the cache; return their texts, -1 for those without a row."""
@@ -194,16 +194,18 @@ class ReplayTarget(PassShapes):
         logits = target.forward(drafted, live)[[places[node] for node in asked]]
         live.keep(base, range(len(unread)))
         values, ids = top_k(logits, self.recording.source.top_k)
-        rows = [part.cpu().numpy() for part in (ids.int(), values.float(), state_sketch(logits))]
+        rows = [
+            part.cpu().numpy() for part in (ids.int(), values.float(), logit_samples_of(logits))
+        ]
         for index, *row in zip(asked, *rows, strict=True):
             before = cache.last if parents[index] < 0 else nodes[parents[index]]
             nodes[index] = self.recording.add(before, tokens[index], *row)
 
     def _logits(self, nodes: list[int]) -> torch.Tensor:
         """Return the logits [N, V] after these texts; NaN where there is no row."""
-        ids, values, sketches = self.recording.rows(nodes)
+        ids, values, logit_samples = self.recording.rows(nodes)
         logits = torch.full((len(nodes), self.vocab_size), -torch.inf)
-        logits[:, list(sketch_ids(self.vocab_size))] = torch.from_numpy(sketches)
+        logits[:, list(sampled_ids(self.vocab_size))] = torch.from_numpy(logit_samples)
         logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
         logits[[place for place, node in enumerate(nodes) if node == UNKNOWN]] = torch.nan
         return logits

@@ -134,7 +134,7 @@ class PackedPasses:
 
 
 def read_out_of_texts(
-    trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_sketches: bool
+    trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_samples: bool
 ) -> list[ReadOut]:
     """Copy what is read of a pass over several texts' trees to the host in one transfer; return each text's part.
 
@@ -142,18 +142,20 @@ def read_out_of_texts(
         trees: of the texts, S nodes in all.
         logits: after every node, text after text, [S, V].
         num_candidates: as `read_out`, for all texts.
-        with_sketches: as `read_out`.
+        with_samples: as `read_out`.
     """
     # Of its shape the number of nodes alone is read.
     whole = DraftTree(
         torch.cat([tree.token_ids for tree in trees]), TreeTopology.chain(len(logits))
     )
-    tokens, candidates, sketches = read_out(whole, logits, num_candidates, with_sketches)
+    tokens, candidates, logit_samples = read_out(whole, logits, num_candidates, with_samples)
     found, begin = [], 0
     for tree in trees:
         rows = slice(begin, begin + tree.topology.num_nodes)
         part = Candidates(candidates.token_ids[rows], candidates.logits[rows])
-        found.append(ReadOut(tokens[rows], part, None if sketches is None else sketches[rows]))
+        found.append(
+            ReadOut(tokens[rows], part, None if logit_samples is None else logit_samples[rows])
+        )
         begin = rows.stop
     return found
 

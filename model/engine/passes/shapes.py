@@ -24,7 +24,7 @@ class SharedPass(NamedTuple):
     Attributes:
         logits: after every node of each text, [N, V] each; valid until the next pass.
         read: copies what is read of all texts to the host in one transfer; takes the number of candidates, and
-            whether sketches are wanted.
+            whether logit samples are wanted.
     """
 
     logits: Sequence[torch.Tensor]
@@ -106,7 +106,7 @@ class PassShapes:
         """Note sizes of drafts that may come, for the next warm-up."""
 
     def expect_reads(
-        self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
+        self, num_candidates: int, with_samples: bool, hidden_layers: tuple[int, ...]
     ) -> None:
         """Note what is read of passes, for the next warm-up."""
 

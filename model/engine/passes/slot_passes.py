@@ -116,16 +116,16 @@ class SlotPasses:
         logits: torch.Tensor,
         pairs: Sequence[tuple[DraftTree, SlotCache]],
         num_candidates: int,
-        with_sketches: bool,
+        with_samples: bool,
     ) -> list[ReadOut]:
         """Copy what is read of a pass over these trees to the host; logits are [B N, V]."""
         count = min(num_candidates, self._target.vocab_size)
         token_ids = self.slots.inputs_of(shape.num_texts, shape.num_nodes).place.token_ids
-        key = (shape.num_texts, shape.num_nodes, count, with_sketches)
+        key = (shape.num_texts, shape.num_nodes, count, with_samples)
         packed = self._target.replayed(
             self.slots.storage,
             key,
-            lambda: packed_read_out(logits, count, with_sketches, token_ids.flatten()),
+            lambda: packed_read_out(logits, count, with_samples, token_ids.flatten()),
         )
         packed = downloaded(packed)
         by_slot = packed.unflatten(0, (shape.num_texts, shape.num_nodes))

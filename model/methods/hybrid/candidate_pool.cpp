@@ -3,7 +3,7 @@
 // Python owns the arrays of rows, rates and counts, and saves and loads them; the text and the current tree are kept
 // here. Pools of several texts share the arrays.
 //
-// Shapes: N nodes of a tree, k tokens in a row, S sketches, V vocabulary.
+// Shapes: N nodes of a tree, k tokens in a row, S logit samples, V vocabulary.
 
 #include <algorithm>
 #include <cstdint>
@@ -222,17 +222,17 @@ void pool_append(CandidatePool* pool, const int32_t* tokens, int64_t count) {
   pool->end.clear();
 }
 
-// Write rows for the tokens of a text from `begin` on: token ids and logits [count - begin, k], and sketches.
+// Write rows for the tokens of a text from `begin` on: token ids and logits [count - begin, k], and logit samples.
 void pool_write_rows(
     CandidatePool* pool, const int32_t* text, int64_t begin, int64_t count, const int32_t* token_ids, const double* logits,
-    const float* sketches, int64_t row_step, int64_t step) {
+    const float* logit_samples, int64_t row_step, int64_t step) {
   const int64_t k = pool->shared.k;
   const int32_t* rows = pool->rows_of(count - begin, token_ids, logits, k);
   for (int64_t i = begin; i < count; ++i) {
     pool->write(text + i + 1, std::min<int64_t>(LONGEST_ROW_KEY, i + 1), rows + (i - begin) * k);
   }
-  if (!sketches) return;
-  pool->neighbours.read({sketches, row_step, step}, count - begin);
+  if (!logit_samples) return;
+  pool->neighbours.read({logit_samples, row_step, step}, count - begin);
   for (int64_t i = 0; i < count - begin; ++i) pool->record(text[begin + i], i - 1, i, rows + i * k);
   pool->remember_end(count - begin - 1);
 }
@@ -269,11 +269,11 @@ void pool_take(CandidatePool* pool, int64_t N, int32_t* tokens, int32_t* parents
 }
 
 // Learn from the last tree of N nodes: tokens and parents [N], the accepted path and its emitted tokens, the
-// likeliest `width` tokens after every node with their logits [N, width], and sketches.
+// likeliest `width` tokens after every node with their logits [N, width], and logit samples.
 void pool_learn(
     CandidatePool* pool, int64_t N, const int32_t* tokens, const int32_t* parents, const int64_t* path, int64_t path_length,
     const int32_t* emitted, int64_t num_emitted, const int32_t* token_ids, const double* logits, int64_t width,
-    const float* sketches, int64_t row_step, int64_t step) {
+    const float* logit_samples, int64_t row_step, int64_t step) {
   const auto& growth = pool->growth;
   growth.teach(pool->rates, path, emitted, std::min(path_length, num_emitted));
   std::vector<Last> contexts(N);
@@ -298,12 +298,12 @@ void pool_learn(
   });
   for (const int64_t node : others) write(node);
   for (int64_t i = 0; i < path_length; ++i) write(path[i]);
-  if (sketches) {
-    pool->neighbours.read({sketches, row_step, step}, N);
+  if (logit_samples) {
+    pool->neighbours.read({logit_samples, row_step, step}, N);
     for (int64_t node = 0; node < N; ++node) pool->record(tokens[node], parents[node], node, rows + node * k);
   }
   pool_append(pool, emitted, num_emitted);
-  if (sketches) pool->remember_end(path[path_length - 1]);
+  if (logit_samples) pool->remember_end(path[path_length - 1]);
 }
 
 }  // extern "C"

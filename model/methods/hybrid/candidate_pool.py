@@ -3,7 +3,7 @@
 C++ (`candidate_pool.cpp`) keeps the text and grows the trees; it reads and writes the arrays kept
 here.
 
-Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vocabulary.
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S logit samples, V vocabulary.
 """
 
 from __future__ import annotations
@@ -146,14 +146,14 @@ class CandidatePool(Growth):
         begin: int,
         token_ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
-        sketches: torch.Tensor | None = None,
+        logit_samples: torch.Tensor | None = None,
     ) -> None:
-        """Write rows for the tokens of a text from `begin` on: k tokens and logits after each; sketches [C, S]."""
+        """Write rows for the tokens of a text from `begin` on: k tokens and logits each; logit samples [C, S]."""
         tokens, rows = array("i", text), flat("i", token_ids)
         values = flat("d", logits)
         self._library.pool_write_rows(
             *(self._source, address(tokens), begin, len(tokens), address(rows), address(values)),
-            *_places(sketches),
+            *_places(logit_samples),
         )
 
     def guide(self, guesses: Guesses) -> None:
@@ -175,7 +175,7 @@ class CandidatePool(Growth):
             *(self._source, tree.topology.num_nodes, address(tokens), address(parents)),
             *(address(path), len(path), address(emitted), len(emitted)),
             *(address(rows), address(values), len(token_ids[0])),
-            *_places(acceptance.sketches),
+            *_places(acceptance.logit_samples),
         )
 
     def reset(self) -> None:
@@ -202,8 +202,8 @@ class CandidatePool(Growth):
         self._library.pool_reload(self._source)
 
 
-def _places(sketches: torch.Tensor | None) -> tuple[int | None, int, int]:
-    """Return the address and strides of sketches [N, S]; no address if there are none."""
-    if sketches is None:
+def _places(logit_samples: torch.Tensor | None) -> tuple[int | None, int, int]:
+    """Return the address and strides of logit samples [N, S]; no address if there are none."""
+    if logit_samples is None:
         return None, 0, 0
-    return sketches.data_ptr(), sketches.stride(0), sketches.stride(1)
+    return logit_samples.data_ptr(), logit_samples.stride(0), logit_samples.stride(1)

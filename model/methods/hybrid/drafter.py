@@ -31,7 +31,7 @@ from ...budget.memory import check_names, check_size, check_topk
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.read_out import state_sketch
+from ...engine.read_out import logit_samples_of
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.operations import top_k
@@ -94,7 +94,7 @@ class HybridDrafter(CostAwareDrafter):
         check_topk(config.output_id_topk, vocab_size)
         self.needs = Needs(
             num_candidates=config.output_id_topk,
-            sketches=config.neighbours > 0,
+            logit_samples=config.neighbours > 0,
             prompt_logits=config.harvest_prompt,
             cold_start=config.start == "cold",
         )
@@ -150,9 +150,9 @@ class HybridDrafter(CostAwareDrafter):
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         values, top_ids = top_k(logits, self.needs.num_candidates)
         text = (*self._before, *token_ids)
-        sketches = state_sketch(logits).cpu() if self.needs.sketches else None
+        logit_samples = logit_samples_of(logits).cpu() if self.needs.logit_samples else None
         begin = len(self._before)
-        self._pool.write_rows(text, begin, top_ids.tolist(), values.tolist(), sketches)
+        self._pool.write_rows(text, begin, top_ids.tolist(), values.tolist(), logit_samples)
         self._before = text[1 - LONGEST_KEY :]
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
@@ -197,7 +197,7 @@ class HybridDrafter(CostAwareDrafter):
     def describe(self) -> str:
         size = self._pool.tables.num_bytes / 2**20
         text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
-        if self.needs.sketches:
+        if self.needs.logit_samples:
             text += f"; rows by state: {self._pool.neighbours.num_bytes / 2**20:.1f} MB"
         counts = 4 * self.vocab_size / 2**20
         return f"{text}; counts of tokens: {counts:.1f} MB"

@@ -1,6 +1,6 @@
 // Records of verified nodes, found by the similarity of the model's state (neighbours.py).
 //
-// Shapes: N nodes, k tokens in a row, S sketches, E records of nodes.
+// Shapes: N nodes, k tokens in a row, S logit samples, E records of nodes.
 
 #pragma once
 
@@ -23,8 +23,8 @@ struct Neighbour {
 
 using State = std::vector<int8_t>;  // [S]; empty: not known
 
-// Sketches of nodes [N, S] inside their logits: every `step`-th number, rows `row_step` apart.
-struct Sketches {
+// Logit samples of nodes [N, S] inside their logits: every `step`-th number, rows `row_step` apart.
+struct LogitSamples {
   const float* values;  // null: the nodes have no states
   int64_t row_step, step;
 };
@@ -35,15 +35,15 @@ class Neighbours {
   explicit Neighbours(const Shared& shared) : shared_(shared) {}
 
   // Compute the states of N nodes.
-  void read(const Sketches& sketches, int64_t N) {
+  void read(const LogitSamples& logit_samples, int64_t N) {
     const int64_t S = shared_.num_probes;
     whole_.resize(S);
     states_.resize(N * S);
     for (int64_t node = 0; node < N; ++node) {
-      const float* values = sketches.values + node * sketches.row_step;
+      const float* values = logit_samples.values + node * logit_samples.row_step;
       int64_t sum = 0;
       for (int64_t i = 0; i < S; ++i) {
-        const float value = values[i * sketches.step], most = shared_.largest_logit;
+        const float value = values[i * logit_samples.step], most = shared_.largest_logit;
         const float bounded = std::isfinite(value) ? std::clamp(value, -most, most) : 0.0f;
         sum += whole_[i] = static_cast<int64_t>(std::nearbyint(bounded * static_cast<float>(shared_.logit_steps)));
       }

@@ -1,6 +1,6 @@
 // What the candidate pool shares with Python, which owns the arrays.
 //
-// Shapes: k tokens in a row, S sketches, E records of nodes, V vocabulary.
+// Shapes: k tokens in a row, S logit samples, E records of nodes, V vocabulary.
 
 #pragma once
 

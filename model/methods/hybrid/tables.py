@@ -6,7 +6,7 @@ token and the code of its probability in one number.
 
 A row keyed by the last one to three tokens depends on these alone; the model's state depends on the
 whole context. So among the nodes verified with the same token, the one with the most similar state
-before it predicts best. States are compared by their sketches (`model.engine.read_out`), which
+before it predicts best. States are compared by their logit samples (`model.engine.read_out`), which
 every pass provides.
 
 Records, one for each verified node, form a ring of bounded memory: the newest overwrites the
@@ -15,7 +15,7 @@ oldest.
 The most frequent tokens are drafted where no source knows the context. Few of them are accepted, but every verified
 node gives a row, so unused nodes of the budget would be wasted.
 
-Shapes: E records, k entries in a row, S slots of the table (or sketches of a state), V vocabulary, N nodes.
+Shapes: E records, k entries in a row, S slots of the table (or logit samples of a state), V vocabulary, N nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from ...budget.best_first import CENTRES
 from ...budget.memory import check_ids, check_tensor
-from ...engine.read_out import sketch_ids
+from ...engine.read_out import sampled_ids
 
 NUM_TOKENS = 8
 LONGEST_KEY = 3
@@ -147,7 +147,7 @@ class Neighbours:
     """
 
     def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:
-        num_probes = len(sketch_ids(vocab_size))
+        num_probes = len(sampled_ids(vocab_size))
         bytes_of_record = 2 * num_probes + 4 + 4 * k + 8
         bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # 8 for the count
         num_records = max(1, min(NUM_RECORDS, bytes_left // bytes_of_record))

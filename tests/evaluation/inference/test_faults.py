@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from evaluation.inference import method as method_answerer
-from evaluation.inference.method import LEAN_DEPTH, LowMemoryDrafter
+from evaluation.inference.method import LOW_MEMORY_DEPTH, LowMemoryDrafter
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.target import TargetModel
@@ -140,7 +140,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_weights_load(
 
 
 class FullSpy(Spy):
-    """Runs out of memory over a question until it is asked in a low_memory way, and then perhaps again."""
+    """Runs out of memory over a question until it is asked with little memory, and then perhaps again."""
 
     def __init__(self, is_hopeless: bool) -> None:
         super().__init__(fails_on="nothing")
@@ -222,7 +222,7 @@ def test_lean_answers_are_those_of_vanilla_with_short_chains(
     assert all("retried_after" in row for row in rows)
     for choice in (row["choices"][0] for row in rows):
         for drafted, steps in zip(choice["draft_tokens"], choice["decoding_steps"], strict=True):
-            assert drafted <= LEAN_DEPTH * steps
+            assert drafted <= LOW_MEMORY_DEPTH * steps
     assert any(sum(row["choices"][0]["draft_tokens"]) for row in rows), "nothing was drafted"
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model.engine.read_out import packed_read_out, read_out, state_sketch, unpacked
+from model.engine.read_out import logit_samples_of, packed_read_out, read_out, unpacked
 from model.engine.rules import GreedyRule, SamplingRule
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, InvalidLogitsError, verify
@@ -157,25 +157,25 @@ def test_logits_without_a_largest_number_are_refused_not_read(value: float) -> N
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
-@pytest.mark.parametrize("with_sketches", [False, True])
+@pytest.mark.parametrize("with_samples", [False, True])
 @pytest.mark.parametrize("num_candidates", [1, 3])
 def test_what_travels_from_a_device_is_what_the_host_reads(
-    num_candidates: int, with_sketches: bool, has_tokens: bool
+    num_candidates: int, with_samples: bool, has_tokens: bool
 ) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     tree = DraftTree.from_lists([7, 1, 2, 3, 299], (-1, 0, 0, 1, 3))
-    tokens, candidates, sketches = read_out(tree, logits, num_candidates, with_sketches)
-    assert (sketches is not None) == with_sketches
+    tokens, candidates, logit_samples = read_out(tree, logits, num_candidates, with_samples)
+    assert (logit_samples is not None) == with_samples
     ids = tree.token_ids if has_tokens else None
-    packed = packed_read_out(logits, num_candidates, with_sketches, ids)
+    packed = packed_read_out(logits, num_candidates, with_samples, ids)
     found = unpacked(tree, packed, num_candidates, has_tokens)
     assert found[:2] == (tokens, candidates)
-    if sketches is None:
+    if logit_samples is None:
         assert found[2] is None
     else:
-        assert found[2] is not None and torch.equal(found[2], sketches)
-        assert torch.equal(sketches, state_sketch(logits)) and torch.equal(
-            sketches[:, 1], logits[:, 4].float()
+        assert found[2] is not None and torch.equal(found[2], logit_samples)
+        assert torch.equal(logit_samples, logit_samples_of(logits)) and torch.equal(
+            logit_samples[:, 1], logits[:, 4].float()
         )
 
 

@@ -2,7 +2,7 @@
 
 The reference for `candidate_pool.cpp`, equal in every node and number.
 
-Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vocabulary.
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S logit samples, V vocabulary.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class ReferencePool:
         begin: int,
         token_ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
-        sketches: torch.Tensor | None = None,
+        logit_samples: torch.Tensor | None = None,
     ) -> None:
-        """Write rows for the tokens of a text from `begin` on: k tokens and logits after each; sketches [C, S]."""
+        """Write rows for the tokens of a text from `begin` on: k tokens and logits each; logit samples [C, S]."""
         rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
         for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
             self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
-        if sketches is not None:
-            states = states_of(sketches)
+        if logit_samples is not None:
+            states = states_of(logit_samples)
             self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
             self._end = states[-1]
 
@@ -164,8 +164,8 @@ class ReferencePool:
         for node in acceptance.accepted_last(tree.topology):
             self.tables.write(contexts[node], rows[node])
         end = None
-        if acceptance.sketches is not None:
-            states = states_of(acceptance.sketches)
+        if acceptance.logit_samples is not None:
+            states = states_of(acceptance.logit_samples)
             self._add(tokens, parents, states, rows)
             end = states[acceptance.path[-1]]
         self.append(acceptance.tokens)

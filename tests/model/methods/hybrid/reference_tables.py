@@ -120,14 +120,14 @@ class ReferenceNeighbours(Neighbours):
         return row
 
 
-def states_of(sketches: torch.Tensor) -> np.ndarray:
-    """Return the states of sketches [N, S]: their differences from the mean, in whole numbers and of length
+def states_of(logit_samples: torch.Tensor) -> np.ndarray:
+    """Return the states of logit_samples [N, S]: their differences from the mean, in whole numbers and of length
     `LENGTH`, int8 [N, S].
 
     The mean carries no information, since probabilities do not depend on it, nor does a token that
     a model rules out (minus infinity). All sums are of integers.
     """
-    values: np.ndarray = sketches.numpy()
+    values: np.ndarray = logit_samples.numpy()
     values = np.where(np.isfinite(values), values, np.float32(0))
     values = np.clip(values, np.float32(-LARGEST_LOGIT), np.float32(LARGEST_LOGIT))
     whole = np.rint(values * np.float32(LOGIT_STEPS)).astype(np.int64)

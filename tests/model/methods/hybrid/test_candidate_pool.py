@@ -15,7 +15,7 @@ from torch.utils import cpp_extension
 
 from model.budget.best_first import ANY_TOKEN, Guesses
 from model.engine.budget import CostCurve, DraftBudget
-from model.engine.read_out import state_sketch
+from model.engine.read_out import logit_samples_of
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
 from model.methods.hybrid import candidate_pool, tables
@@ -71,7 +71,7 @@ class Pair:
                 logits[tree.topology.parents[child], tree.token_ids[child]] = 6.0
         limit = self.source.choice((None, 1, 2))  # a path may be longer than what is emitted
         # As decoding asks where near-ties are decided: for two candidates at least.
-        options = {"num_candidates": max(self.k, 2), "with_sketches": self.num_neighbours > 0}
+        options = {"num_candidates": max(self.k, 2), "with_samples": self.num_neighbours > 0}
         return verify(tree, logits, max_tokens=limit, **options)
 
     def start(self) -> None:
@@ -80,12 +80,12 @@ class Pair:
         begin = self.source.randrange(len(prompt))
         logits = torch.randn(len(prompt) - begin, self.vocab_size)
         values, ids = logits.topk(self.k)
-        sketches = (
-            state_sketch(logits) if self.num_neighbours and self.source.random() < 0.5 else None
+        logit_samples = (
+            logit_samples_of(logits) if self.num_neighbours and self.source.random() < 0.5 else None
         )
         for pool in self.pools:
             pool.start(prompt)
-            pool.write_rows(prompt, begin, ids.tolist(), values.tolist(), sketches)
+            pool.write_rows(prompt, begin, ids.tolist(), values.tolist(), logit_samples)
 
     def guesses(self, root: int) -> Guesses:
         """Return a guide's tree with random rows."""

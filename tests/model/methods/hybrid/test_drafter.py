@@ -162,7 +162,7 @@ def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:
     memories = []
     for chunks in ([9], [4, 5], [1, 1, 7]):
         drafter = HybridDrafter(HybridConfig(table_bits=8), 64, CPU)
-        assert drafter.needs.sketches
+        assert drafter.needs.logit_samples
         prompt = list(range(10))
         drafter.start(prompt)
         begin = 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.read_out import sketch_ids
+from model.engine.read_out import sampled_ids
 from model.methods.hybrid import tables as module
 from model.methods.hybrid.tables import (
     BYTES_OF_TOKEN,
@@ -159,26 +159,26 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_depend_on_differences_of_logits_alone() -> None:
-    sketches = torch.randn(7, 64, generator=torch.Generator().manual_seed(0)) * 8
+    logit_samples = torch.randn(7, 64, generator=torch.Generator().manual_seed(0)) * 8
 
     def lengths(states: np.ndarray) -> list[float]:
         return np.sqrt((states.astype(float) ** 2).sum(axis=1)).tolist()
 
-    states = states_of(sketches)
+    states = states_of(logit_samples)
     assert states.dtype == np.int8
     assert lengths(states) == pytest.approx([LENGTH] * 7, rel=0.02)
-    assert np.abs(states.astype(int) - states_of(sketches * 4 + 8)).max() <= 1
-    exact = sketches - sketches.mean(dim=1, keepdim=True)
+    assert np.abs(states.astype(int) - states_of(logit_samples * 4 + 8)).max() <= 1
+    exact = logit_samples - logit_samples.mean(dim=1, keepdim=True)
     exact = exact / exact.norm(dim=1, keepdim=True) * LENGTH
     assert np.abs(states - exact.numpy()).max() < 1
     assert not states_of(torch.full((2, 64), 3.0)).any(), "equal logits"
-    sketches[:, 5], sketches[:, 6] = -torch.inf, torch.nan
-    assert lengths(states_of(sketches)) == pytest.approx([LENGTH] * 7, rel=0.02), "ruled out"
+    logit_samples[:, 5], logit_samples[:, 6] = -torch.inf, torch.nan
+    assert lengths(states_of(logit_samples)) == pytest.approx([LENGTH] * 7, rel=0.02), "ruled out"
     assert states_of(torch.full((1, 1), 3.0)).tolist() == [[0]], "one token"
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 64, 65, 127, 128, 8192, 128_256])
 def test_probes_are_spread_over_the_vocabulary(vocab_size: int) -> None:
-    ids = sketch_ids(vocab_size)
+    ids = sampled_ids(vocab_size)
     assert len(ids) == min(64, vocab_size)
     assert ids[0] == 0 and ids[-1] < vocab_size and ids[-1] >= vocab_size // 2 * (vocab_size > 1)
