@@ -44,7 +44,6 @@ from ..engine.tree import DraftTree
 from ..machine.hardware import downloaded
 from .captured import (
     NODE_STEP,
-    SHORTEST_LENGTH,
     CaptureFailed,
     ModelState,
     Passes,
@@ -313,7 +312,7 @@ class GraphedTarget(TargetModel):
             length = length_bucket(bucket)
             while length <= length_bucket(num_tokens + bucket):
                 # The shortest text of its length bucket: a longer one may not fit the context.
-                base = max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0
+                base = max(0, length // 2 + 1 - bucket) if length > length_bucket(1) else 0
                 self._prepare(tree, cache, base)
                 length *= 2
         lengths = {length for _, length in self._shapes}
