@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from evaluation.inference import method as method_answerer
+from evaluation.inference.answering import Prompt
 from evaluation.inference.method import LOW_MEMORY_DEPTH, LowMemoryDrafter
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
@@ -44,11 +45,11 @@ class InterruptedSpy(Spy):
         super().__init__(fails_on="nothing")
         self._times = times
 
-    def answer(self, prompt_ids: list[int]) -> Any:
-        if prompt_ids == [ord(letter) for letter in "bad"]:
+    def answer(self, prompt: Prompt) -> Any:
+        if prompt.question.turns == ("bad",):
             for _ in range(self._times):
                 signal.raise_signal(signal.SIGINT)
-        return super().answer(prompt_ids)
+        return super().answer(prompt)
 
 
 @pytest.mark.parametrize(("times", "rows_left"), [(1, [1, 2]), (2, [1])])
@@ -145,13 +146,13 @@ class FullSpy(Spy):
     def __init__(self, is_hopeless: bool) -> None:
         super().__init__(fails_on="nothing")
         self._is_hopeless = is_hopeless
+        self.num_low_memory = 0
 
-    def answer(self, prompt_ids: list[int]) -> Any:
-        if prompt_ids == [ord(letter) for letter in "bad"] and (
-            self._is_hopeless or "low_memory" not in self.calls
-        ):
+    def answer(self, prompt: Prompt) -> Any:
+        self.num_low_memory += prompt.is_low_memory
+        if prompt.question.turns == ("bad",) and (self._is_hopeless or not prompt.is_low_memory):
             raise torch.OutOfMemoryError("tried to allocate 9 GiB")
-        return super().answer(prompt_ids)
+        return super().answer(prompt)
 
 
 @pytest.mark.parametrize("is_hopeless", [False, True])
@@ -164,7 +165,7 @@ def test_a_question_that_runs_out_of_memory_is_asked_once_more_in_a_lean_way(
     assert second["retried_after"] == "OutOfMemoryError: tried to allocate 9 GiB"
     assert second.get("error") == (second["retried_after"] if is_hopeless else None)
     assert bool(second["choices"]) is not is_hopeless
-    assert spy.calls.count("low_memory") == 1
+    assert spy.num_low_memory == 1
     assert "retried_after" not in first and "retried_after" not in third
 
 
