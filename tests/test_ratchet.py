@@ -17,13 +17,13 @@ from model import SpeculativeDecoder
 from tests.tracer import PRODUCT, ROOT, listed, num_lines, traced
 
 # Lines of the product: .py, .cpp and .h of model, evaluation, scripts and integrations.
-MOST_LINES = 54_700
-# Files and folders in a folder of the product.
-MOST_ENTRIES = 40
+MOST_LINES = 48_450
+# Files and folders in a folder of the product; those named hold what users start by name: python -m model.doctor.
+MOST_ENTRIES, MORE_ENTRIES = 16, {"model": 19, "evaluation": 20}
 # Of one step of plain decoding on a CPU, called as a user does: files that it runs through, and the lines of these.
 MOST_FILES_OF_A_STEP, MOST_LINES_OF_A_STEP = 16, 2_700
 # Files that a comparison of two methods on two questions runs through.
-MOST_FILES_OF_A_COMPARISON = 113
+MOST_FILES_OF_A_COMPARISON = 80
 
 SOURCES = (".py", ".cpp", ".h")
 # A command of Spec-Bench's for each method is a file of its own.
@@ -49,7 +49,8 @@ def test_no_folder_has_more_entries() -> None:
         for folder in file.relative_to(ROOT).parents[:-2]:
             entries.setdefault((ROOT / folder).parent, set()).add(folder.name)
     counts = {folder.relative_to(ROOT).as_posix(): len(names) for folder, names in entries.items()}
-    assert {folder: count for folder, count in counts.items() if count > MOST_ENTRIES} == {}
+    most = {folder: MORE_ENTRIES.get(folder, MOST_ENTRIES) for folder in counts}
+    assert {folder: count for folder, count in counts.items() if count > most[folder]} == {}
 
 
 def test_a_plain_step_runs_through_no_more_files() -> None:
@@ -71,7 +72,17 @@ def test_a_comparison_runs_through_no_more_files(tmp_path: Path) -> None:
         "with traced() as called: code = main(sys.argv[2:])\n"
         "open(sys.argv[1], 'w').write(listed(called)); sys.exit(code)"
     )
-    given = ["--methods", "vanilla", "recycling", "--num-questions", "2", "--max-new-tokens", "8"]
+    given = [
+        "--methods",
+        "vanilla",
+        "recycling",
+        "--num-questions",
+        "2",
+        "--max-new-tokens",
+        "8",
+        "--threads",
+        "1",
+    ]
     command = [sys.executable, "-c", code, str(tmp_path / "called"), *given, "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
