@@ -69,11 +69,10 @@ def test_the_seconds_of_an_answer_are_its_share_of_the_run() -> None:
         [
             make_row(1, "qa", [2, 2], 8.0, share_time=[2.0]),
             make_row(2, "qa", [2, 2], 3.0),
-            make_row(3, "qa", [2, 2], 3.0, share_time=None),
         ]
     )
     frame = question_frame(rows)
-    assert frame["seconds"].tolist() == frame["first_seconds"].tolist() == [2.0, 3.0, 3.0]
+    assert frame["seconds"].tolist() == frame["first_seconds"].tolist() == [2.0, 3.0]
 
 
 def test_a_share_that_is_none_is_a_defect() -> None:
