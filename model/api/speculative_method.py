@@ -298,7 +298,7 @@ def _with_stop_criterion(
     """
     words = dict(given)
     strings: str | Sequence[str] | None = _setting(model, given, "stop_strings")
-    if not strings:
+    if not strings and strings != "":  # an empty text is refused below
         return words
     words["stop_strings"] = None  # also those of a generation config
     tokenizer = tokenizer if given.get("tokenizer") is None else given["tokenizer"]
