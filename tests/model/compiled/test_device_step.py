@@ -235,7 +235,6 @@ def test_a_warm_up_teaches_nothing() -> None:
     target.warm_up(600)
     assert torch.equal(whole.memory()["adjacency"], host.memory()["adjacency"])
     assert_same(target, whole, host, random_ids(20, 1), max_new_tokens=NUM_NEW)
-    assert target.num_late == 0
 
 
 def test_filling_and_writing_by_hand() -> None:
