@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from model.compiled import graphs
+from model.compiled import device_step
 from model.engine.passes.static_cache import StaticView
 from model.engine.target import TargetModel
 from model.engine.tree import TreeTopology
@@ -65,7 +65,7 @@ def test_a_branch_on_a_tensor_within_the_step(
 def test_the_length_of_the_text_as_a_number_in_the_pass(
     gpu: SimulatedCuda, expected: list[Decoded]
 ) -> None:
-    logits_of = graphs.logits_of
+    logits_of = device_step.logits_of
 
     def at_number(target: TargetModel, *given: Any) -> torch.Tensor:
         start = given[-1].start
@@ -73,7 +73,7 @@ def test_the_length_of_the_text_as_a_number_in_the_pass(
         with mock.patch.object(StaticView, "start", torch.full_like(start, number)):
             return logits_of(target, *given)
 
-    fault = mock.patch.object(graphs, "logits_of", at_number)
+    fault = mock.patch.object(device_step, "logits_of", at_number)
     found = with_fault(fault, "graphed", gpu)
     assert [text.tokens for text in found] != [text.tokens for text in expected]
 
