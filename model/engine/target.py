@@ -18,7 +18,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ..kernels.measured_attention import without_cudnn
+from ..kernels.linear import MOST_ROWS_WITH_VECTORS
+from ..kernels.measured_attention import ROWS, without_cudnn
 from ..machine.hardware import uploaded
 from ..machine.own_forwards import attending
 from .backend import PromptChunk
@@ -38,6 +39,8 @@ FEWEST_IN_CHUNK = 512  # whatever the vocabulary
 # Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
 # freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
 CAPACITY_STEP = 512
+# From this many rows on, all passes use the same functions: what they use is found once for all of them.
+MANY_ROWS = 1 + max(MOST_ROWS_WITH_VECTORS, ROWS[-1])
 
 
 class TargetModel(LoadedModel):
@@ -89,9 +92,9 @@ class TargetModel(LoadedModel):
         """
         with self.lock, nullcontext() if self.device.type == "cpu" else without_cudnn(self.device):
             in_programs = self.programs.are_used(num_rows)
-            kind = (num_rows, is_packed, in_programs, self.is_in_reference)
+            kind = (min(num_rows, MANY_ROWS), is_packed, in_programs, self.is_in_reference)
             if kind not in self._swaps:
-                self._swaps[kind] = self._swap(num_rows, is_packed, in_programs)
+                self._swaps[kind] = self._swap(*kind[:3])
             attention, forwards, programs = self._swaps[kind]
             with attending(self.config, attention):
                 if programs:

@@ -81,6 +81,14 @@ def test_prompts_read_in_chunks_give_the_same_tokens(
     assert answer.accept_lengths == expected.accept_lengths, "harvested rows depend on the chunks"
 
 
+def test_what_long_passes_use_is_found_once_for_all_lengths() -> None:
+    target = TargetModel(known("Llama, grouped heads").build())
+    for num_rows in range(200, 230):
+        with target.kernels(num_rows):
+            pass
+    assert len(target._swaps) == 1
+
+
 def test_prefill_stops_one_token_short_and_gives_logits_on_request() -> None:
     target = TargetModel(Family("any", "LlamaConfig").build())
     prompt = random_ids(9)
