@@ -170,7 +170,7 @@ def test_a_number_that_is_none_is_refused(name: str, value: str, tmp_path: Path)
     ("name", "value", "says"),
     [
         *(("OVERWRITE", value, "allowed: 1, or 0") for value in ("yes", "true", "2")),
-        *(("COMPILE", "yes", "allowed: 1, or 0"), ("ALLOW_PICKLE", "2", "allowed: 1, or 0")),
+        ("ALLOW_PICKLE", "2", "allowed: 1, or 0"),
         *(("GRAPHS", value, "allowed: auto, off") for value in ("on", "1", "auto off")),
         ("REPORT", "/nowhere/report.html", "an existing, writable folder"),
         ("REPORT", "/", "an existing, writable folder"),

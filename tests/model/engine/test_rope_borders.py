@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import model.engine.target
+import model.engine.passes.loaded_model
 from model.api.decoder import SpeculativeDecoder
 from model.engine.loop import generate
 from model.engine.proofs.self_test import self_test
@@ -122,7 +122,7 @@ def test_beyond_the_border_a_draft_would_change_the_text(
     target = TargetModel(known(name).build())
     prompt = random_ids(30)
     expected = referee(target, prompt, NUM_NEW)
-    monkeypatch.setattr(model.engine.target, "context_limit", lambda *_: 4 * BORDER)
+    monkeypatch.setattr(model.engine.passes.loaded_model, "context_limit", lambda *_: 4 * BORDER)
     answer = generate(
         target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW
     ).token_ids
