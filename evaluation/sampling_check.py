@@ -35,11 +35,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 from transformers.utils import logging as transformers_logging
 
 from evaluation.reporting.tables import json_line, markdown_table
+from model.backends.target import TargetModel
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import Processor, SamplingRule, TokenRule, sampling_processors
-from model.engine.target import TargetModel
 from model.machine.timing import progress
 from model.methods import METHODS, find_method
 from model.methods.heads.drafter import HeadDrafter

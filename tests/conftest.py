@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 QUICK = (
     # loop, trees, verification, cache; every method once on one family, with its laws
     *("model/engine/test_loop.py", "model/engine/test_drafter.py", "model/engine/test_tree.py"),
-    *("model/engine/test_verification.py", "model/engine/passes/test_cache.py"),
+    *("model/engine/test_verification.py", "model/backends/passes/test_cache.py"),
     *("model/budget/test_switch.py", "model/budget/test_device_speed.py", "model/machine"),
     *("model/budget/test_best_first.py", "model/budget/test_backoff.py"),
     *("model/budget/test_chain_acceptance.py", "model/methods/test_pld.py"),

@@ -23,14 +23,14 @@ from evaluation.checking.tie_or_bug import Judge, Judgement, Verdict
 from evaluation.questions.conversation import Message, asked_ids, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.scoring.intervals import proportion_interval
+from model.backends.proofs.support import eos_ids_of
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash
 from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
-from model.engine.proofs.support import eos_ids_of
-from model.engine.target import TargetModel
 from model.methods import find_method
 
 # Conditions that two files must share of which a server wrote one.

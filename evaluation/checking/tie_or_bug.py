@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from model.backends.target import TargetModel
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
-from model.engine.target import TargetModel
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 NOISE_QUANTILE = 0.999

@@ -28,9 +28,9 @@ from evaluation.inference.llama_cpp_server import LlamaCppServer
 from evaluation.inference.plan import OtherProgram, Plan
 from evaluation.inference.transformers_generate import room_of
 from model.api.loading.gguf import is_gguf
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import choose_device
-from model.engine.target import TargetModel
 from model.options import Options, option
 
 PLAIN, NGRAM = "llama.cpp", "llama.cpp-ngram"

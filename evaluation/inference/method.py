@@ -23,6 +23,7 @@ from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import DecodingOptions
 from evaluation.inference.plan import Plan
 from model.api.prompts import ends_text
+from model.backends.target import TargetModel
 from model.budget.batch import batch_budget
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
@@ -35,7 +36,6 @@ from model.engine.loop import generate
 from model.engine.request import Request
 from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
 from model.engine.step import StepRecord
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import Method
 

@@ -18,10 +18,10 @@ from evaluation.inference.config import RunConfig
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.api.prompts import stop_criterion
+from model.backends.proofs.support import eos_ids_of
+from model.backends.target import TargetModel
 from model.commands.command_line import user_errors
 from model.commands.loading import CheckedModel
-from model.engine.proofs.support import eos_ids_of
-from model.engine.target import TargetModel
 from model.methods import Method
 from model.options import Options
 

@@ -30,13 +30,13 @@ from evaluation.questions.conversation import (
     choose_conversation,
 )
 from evaluation.questions.questions import DATA_FOLDER, load_questions, question_file_of
+from model.backends.target import TargetModel
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash, refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
 from model.commands.model_options import ModelOptions
-from model.engine.target import TargetModel
 from model.kernels.measured_attention import sdpa_backends
 from model.machine.hardware import device_name
 from model.machine.packages import versions

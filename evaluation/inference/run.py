@@ -31,12 +31,12 @@ from evaluation.inference.prepare import (
     questions_asked,
     settle_threads,
 )
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError
 from model.commands.files import check_output
 from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import write_memory
 from model.commands.model_options import ModelOptions
-from model.engine.target import TargetModel
 
 T = TypeVar("T")
 Load = Callable[[ModelOptions, CheckedModel], TargetModel]

@@ -19,7 +19,7 @@ from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.client import Client, EndpointError, Reply
 from evaluation.inference.plan import OtherProgram, Plan
 from evaluation.questions.questions import Question
-from model.engine.target import TargetModel
+from model.backends.target import TargetModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from evaluation.answers.row import Turn
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import RunConfig
 from evaluation.inference.plan import OtherProgram, Plan
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError
-from model.engine.target import TargetModel
 from model.methods.sps.drafter import load_draft_model
 from model.options import Options, option
 

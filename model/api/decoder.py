@@ -22,13 +22,13 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from ..compiled.graphs import graphed
-from ..engine.proofs.self_test import prove
-from ..engine.proofs.support import eos_ids_of
+from ..backends.graphs.graphed_target import graphed
+from ..backends.proofs.self_test import prove
+from ..backends.proofs.support import eos_ids_of
+from ..backends.target import TargetModel
 from ..engine.request import Request
 from ..engine.rules import Processor, token_rule
 from ..engine.step import StepRecord
-from ..engine.target import TargetModel
 from ..methods import MethodName, drafter_class
 from ..options import chosen
 from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits
@@ -51,7 +51,7 @@ class SpeculativeDecoder:
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
-            compiled. Or a target that passed `model.engine.proofs.self_test`. A model is tested once. On one
+            compiled. Or a target that passed `model.backends.proofs.self_test`. A model is tested once. On one
             GPU its passes are replayed as CUDA graphs; `TargetModel(model)` launches each kernel by itself.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..engine.proofs.support import CACHE_ARGUMENTS, holds_tokens
+from ..backends.proofs.support import CACHE_ARGUMENTS, holds_tokens
 from ..engine.rules import refuse_stateful
 from ..machine.packages import HERE
 from ..options import unknown_name

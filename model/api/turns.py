@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from ..backends.passes.prefix_cache import PrefixCache
+from ..backends.proofs.self_test import prove_changes
+from ..backends.target import TargetModel
 from ..budget.batch import BatchBudget, batch_budget
 from ..engine.batch import Batch, Turn, run
 from ..engine.drafter import Drafter
 from ..engine.loop import steps_of
-from ..engine.passes.prefix_cache import PrefixCache
-from ..engine.proofs.self_test import prove_changes
 from ..engine.request import Request
 from ..engine.step import StepRecord
-from ..engine.target import TargetModel
 from ..machine.hardware import give_back_threads
 
 # Seconds without a step after which others stop waiting for an open text.

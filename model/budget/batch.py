@@ -13,9 +13,9 @@ from itertools import chain
 
 import torch
 
+from ..backends.proofs.packing import shared_passes, why_not_packed
+from ..backends.target import TargetModel
 from ..engine.drafter import Drafter
-from ..engine.proofs.packing import shared_passes, why_not_packed
-from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.timing import seconds_of
 from .cost_model import CostModel

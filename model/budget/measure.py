@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ..engine.passes.cache import TreeCache
+from ..backends.passes.cache import TreeCache
+from ..backends.target import TargetModel
 from ..engine.read_out import USUAL_CANDIDATES
-from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.files import read_measured, write_measured
 from ..machine.timing import clocks, lost_share, relative_spread, seconds_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..backends.target import TargetModel
 from ..engine.budget import DraftBudget
 from ..engine.drafter import Drafter, VerifiedStep
-from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from .cost_model import CostModel
 from .measure import step_costs

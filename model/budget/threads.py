@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..engine.target import TargetModel
+from ..backends.target import TargetModel
 from .measure import draft_of, time_pass
 
 # Measuring ends after this time, or once every number has been timed this long in all.

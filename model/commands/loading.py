@@ -19,10 +19,10 @@ from transformers.utils import logging as transformers_logging
 from ..api.decoder import SpeculativeDecoder
 from ..api.loading.gguf import check_gguf, is_gguf, read, read_tokenizer
 from ..api.loading.weights import choose_weights, read_weights
-from ..compiled.graphs import graphed
-from ..engine.proofs.self_test import self_test
-from ..engine.proofs.support import UnsupportedModelError, context_limit
-from ..engine.target import TargetModel
+from ..backends.graphs.graphed_target import graphed
+from ..backends.proofs.self_test import self_test
+from ..backends.proofs.support import UnsupportedModelError, context_limit
+from ..backends.target import TargetModel
 from ..kernels.measured_attention import turn_off_cudnn
 from ..machine.packages import installed_version
 from ..methods import Method

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..engine.proofs.packing import shared_passes, why_not_packed
-from ..engine.target import TargetModel
+from ..backends.proofs.packing import shared_passes, why_not_packed
+from ..backends.target import TargetModel
 from ..engine.tree import DraftTree
 from .command_line import UserError
 from .loading import check_model, load_target

@@ -1,8 +1,8 @@
 """The seam under the loop: what runs a draft through the model, and what a pass needs before and after.
 
 The loop, a text and verification know a backend by this contract alone. There are three: the stock model, the same
-with our kernels and programs on a CPU (both `model.engine.target`), and passes replayed as CUDA graphs
-(`model.compiled.graphs`). What they change within the model they undo before a call returns.
+with our kernels and programs on a CPU (both `model.backends.target`), and passes replayed as CUDA graphs
+(`model.backends.graphs.graphed_target`). What they change within the model they undo before a call returns.
 
 A step is: draft -> `forward(draft, cache)` -> `read_out` -> accepted -> `cache.keep(base, accepted)`.
 

@@ -1,9 +1,9 @@
 """A batch: texts that share passes of the target model, each exactly as if it were alone.
 
 Every step proposes a draft for each text, verifies all drafts in one pass, in the layout of the device
-(`model.engine.passes.shapes`), and concludes each text by itself. A text that ends leaves at once, so that another
+(`model.backends.passes.shapes`), and concludes each text by itself. A text that ends leaves at once, so that another
 may take its place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
-than for one chunk. Texts of a model that cannot share a pass (`model.engine.proofs.packing`) are decoded in turn,
+than for one chunk. Texts of a model that cannot share a pass (`model.backends.proofs.packing`) are decoded in turn,
 each by the step of the single loop (`model.engine.loop`): the same answers, and no gain.
 """
 
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from ..backends.passes.shapes import SharedPass, SharedPasses
+from ..backends.proofs.packing import shared_passes, why_not_packed
+from ..backends.target import PREFILL_CHUNK, TargetModel
 from ..options import integer
 from .drafter import Drafter
 from .loop import step_of
-from .passes.shapes import SharedPass, SharedPasses
-from .proofs.packing import shared_passes, why_not_packed
 from .request import Request
 from .step import StepRecord, StepTimer
-from .target import PREFILL_CHUNK, TargetModel
 from .text import Text, rows_for
 from .tree import DraftTree
 

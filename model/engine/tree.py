@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..machine.hardware import uploaded
-from ..states.tree import LevelTree
+from .levels import LevelTree
 
 # Token of a node that guesses nothing: no token equals it, so that it is never accepted.
 PROBE = -1

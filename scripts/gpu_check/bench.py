@@ -16,6 +16,8 @@ from evaluation.inference.participants import participant_of
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
 from model.budget.measure import NAME as COSTS
 from model.commands.command_line import first_line
@@ -23,8 +25,6 @@ from model.commands.loading import CheckedModel, check_model, load_target, targe
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
-from model.engine.proofs.self_test import self_test
-from model.engine.target import TargetModel
 from model.methods import Method
 from scripts.enlarge import SHAPES, scaled_model
 

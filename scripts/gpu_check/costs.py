@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from model.backends.target import TargetModel
 from model.budget.measure import draft_of
 from model.commands.device import SMI_SECONDS
 from model.engine.loop import decode
 from model.engine.step import PARTS
-from model.engine.target import TargetModel
 from model.kernels.measured_attention import sdpa_backends
 from model.kernels.norms import has_fused_rms_norm
 from model.kernels.packed import packed_weights, stored

@@ -13,13 +13,13 @@ from typing import NamedTuple, cast
 import torch
 
 from evaluation.inference.participants import participant_of
+from model.backends.target import TargetModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation
-from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
 from model.methods import Method
 from scripts.demo_model.corpus import find_loop

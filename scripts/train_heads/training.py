@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from model.backends.proofs.support import forward_parameters
 from model.commands.command_line import UserError
 from model.commands.files import replace_file
-from model.engine.proofs.support import forward_parameters
 from model.machine.timing import progress
 from scripts.train_heads.data import Document, batches_of_epoch, collate
 from scripts.train_heads.trainers import HeadTrainer

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from model.backends.proofs.self_test import self_test
+from model.backends.proofs.support import UnsupportedModelError
+from model.backends.target import TargetModel
 from model.engine.drafter import Drafter
-from model.engine.proofs.self_test import self_test
-from model.engine.proofs.support import UnsupportedModelError
-from model.engine.target import TargetModel
 from model.methods import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
 from tests.model.families.families import FAMILIES

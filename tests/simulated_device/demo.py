@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.target import TargetModel
 from model.budget.measure import NAME as COSTS
-from model.compiled.graphs import GraphedTarget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
-from model.engine.target import TargetModel
 from model.methods import METHODS, drafter_class, find_method
 from model.methods.rest.datastore import Datastore
 from tests.simulated_device.double.accounts import Accounts

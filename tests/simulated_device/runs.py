@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from model.engine.target import TargetModel
+from model.backends.target import TargetModel
 from tests.simulated_device.demo import KINDS, SETTINGS, Run, Setting, demo_target, run
 from tests.simulated_device.device import SimulatedCuda
 from tests.simulated_device.double.accounts import Accounts

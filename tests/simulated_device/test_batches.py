@@ -10,12 +10,12 @@ from unittest import mock
 import pytest
 from torch import nn
 
-from model.compiled.graphs import GraphedTarget, graphed
+from model.backends.graphs.graphed_target import GraphedTarget, graphed
+from model.backends.proofs.packing import why_not_packed
+from model.backends.target import TargetModel
 from model.engine.batch import Batch, NodeBudget
 from model.engine.loop import generate
-from model.engine.proofs.packing import why_not_packed
 from model.engine.request import Request
-from model.engine.target import TargetModel
 from model.methods import drafter_class
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_batch import FLAT, GivenBudget
@@ -39,7 +39,7 @@ from tests.simulated_device.waits import counted_waits
 PROMPTS = (FIRST_TEXT, TEXT, "USER: Name a color. ASSISTANT:", "USER: What do cows eat?")
 LIMITS = (6, 4, 8, 5)
 SIZES = (2, 4)
-READ = "synchronize at model/engine/passes/slot_passes.py:_read"
+READ = "synchronize at model/backends/passes/slot_passes.py:_read"
 # The most kernels of a step but for those that read a prompt, whatever the number of texts; and those that make the
 # inputs of a new shape, or keep the logits of a graph.
 KERNELS, NUM_NEW = {"vanilla": 252, "recycling": 265, "hybrid": 265, "pld": 265}, 2

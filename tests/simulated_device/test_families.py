@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from model.compiled.graphs import GraphedTarget, graphed
+from model.backends.graphs.graphed_target import GraphedTarget, graphed
+from model.backends.proofs.packing import why_not_packed
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.engine.batch import Batch
 from model.engine.loop import generate
-from model.engine.proofs.packing import why_not_packed
-from model.engine.proofs.self_test import self_test
 from model.engine.request import Request
-from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, known, random_ids
 from tests.model.families.families_with_trees import TREES
 from tests.model.families.family import IS_VERSION_4, Family
@@ -82,7 +82,7 @@ def test_a_family_decodes_as_graphs_as_on_the_cpu(
             assert isinstance(target, GraphedTarget) == (not lines)
         elif family.name in NOT_CAPTURED:
             assert not isinstance(target, GraphedTarget)
-            assert f"{NOT_CAPTURED[family.name]}: at model/compiled/" in lines[0]
+            assert f"{NOT_CAPTURED[family.name]}: at model/backends/graphs/" in lines[0]
         else:
             assert isinstance(target, GraphedTarget)
         self_test(target)

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import torch
 
-from model.compiled import device_step
-from model.engine.passes.static_cache import StaticView
-from model.engine.target import TargetModel
+from model.backends.graphs import device_step
+from model.backends.passes.static_cache import StaticView
+from model.backends.target import TargetModel
 from model.engine.tree import TreeTopology
 from model.methods.recycling.adjacency import DeviceTemplate
 from tests.simulated_device.demo import SETTINGS, Decoded, Setting, demo_target, run

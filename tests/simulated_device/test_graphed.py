@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-import model.compiled.captured
+import model.backends.graphs.captured
 from model.api.decoder import SpeculativeDecoder
-from model.compiled.graphs import GraphedTarget, graphed
+from model.backends.graphs.graphed_target import GraphedTarget, graphed
+from model.backends.passes.cache import TreeCache
+from model.backends.passes.layer_shape import BufferShape, LayerShape
+from model.backends.passes.static_cache import MOST_MOVED, GraphCache, StaticStorage
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.engine.loop import decode, generate
-from model.engine.passes.cache import TreeCache
-from model.engine.passes.layer_shape import BufferShape, LayerShape
-from model.engine.passes.static_cache import MOST_MOVED, GraphCache, StaticStorage
-from model.engine.proofs.self_test import self_test
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from tests.model.decoded import known
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
@@ -120,7 +120,7 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
 def test_no_measured_step_captures(
     setting: Setting, target: GraphedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.compiled.captured, "SHORTEST_LENGTH", 32)
+    monkeypatch.setattr(model.backends.graphs.captured, "SHORTEST_LENGTH", 32)
     drafter = setting.drafter(target)
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
     generate(target, drafter, prompt[:8], **options)

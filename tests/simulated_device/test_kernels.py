@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 import model.kernels.attention as attention_module
 import model.kernels.measured_attention as choice_module
 import model.kernels.norms as norms_module
-from model.compiled.graphs import GraphedTarget
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.engine import read_out
 from model.engine.loop import decode
-from model.engine.proofs.self_test import self_test
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.measured_attention import FOLDED, KEYS, ROWS, choice_on_gpu
 from model.kernels.norms import has_fused_rms_norm, weighted

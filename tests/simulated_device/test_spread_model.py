@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.engine.batch import Batch
-from model.engine.proofs.self_test import self_test
 from model.engine.request import Request
-from model.engine.target import TargetModel
 from tests.simulated_device.demo import (
     COSTS,
     END,

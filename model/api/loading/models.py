@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from ...engine.passes.loaded_model import IN_TRAINING
+from ...backends.passes.loaded_model import IN_TRAINING
 from ...machine.packages import HERE
 from ...options import DTYPES, unknown_name
 from .gguf import is_gguf, read, read_tokenizer

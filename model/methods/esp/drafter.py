@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from ...backends.target import TargetModel
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.target import TargetModel
 from ...engine.tree import PROBE, DraftTree
 from ...machine.hardware import uploaded
 from ...options import Options, option

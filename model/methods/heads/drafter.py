@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from ...backends.passes.hidden import FINAL
+from ...backends.target import TargetModel
 from ...budget.best_first import Guesser
 from ...budget.tree_template import TreeTemplate, read_rank_paths
 from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.passes.hidden import FINAL
-from ...engine.target import TargetModel
 from ...machine.hardware import Kept, uploaded
 from .head_files import HeadFiles
 

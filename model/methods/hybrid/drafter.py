@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...backends.target import TargetModel
 from ...budget.best_first import Guesser
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.memory import check_names, check_size, check_topk
@@ -32,11 +33,10 @@ from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.read_out import logit_samples_of
-from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.operations import top_k
-from ...methods import METHODS, drafter_class
 from ...options import Options, budget_option, option, start_option
+from .. import METHODS, drafter_class
 from ..heads.mtp.guesser import MtpGuesser
 from .candidate_pool import CandidatePool, library_of_pool
 from .tables import LONGEST_KEY

@@ -29,8 +29,8 @@ from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
-from ...methods import drafter_class
 from ...options import STARTS, Options, budget_option, option
+from .. import drafter_class
 from .automata import Follower, StaticAutomaton, SuffixAutomaton
 
 if TYPE_CHECKING:  # Python 3.10 has none

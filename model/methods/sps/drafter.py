@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ...backends.passes.cache import TreeCache
+from ...backends.target import TargetModel
 from ...budget.acceptance import Backoff, ChainAcceptance
 from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
-from ...engine.passes.cache import TreeCache
-from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.packed import num_weights, stored
 from ...machine.files import written_state

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from evaluation.checking.tie_or_bug import BUG, TIE, Judge, Judgement
+from model.backends.passes.cache import TreeCache
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.passes.cache import TreeCache
-from model.engine.target import TargetModel
 from model.engine.tree import TreeTopology
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.families.family import Family

@@ -18,9 +18,9 @@ import torch
 from evaluation.inference import method as method_answerer
 from evaluation.inference.answering import Prompt
 from evaluation.inference.method import LOW_MEMORY_DEPTH, LowMemoryDrafter
+from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
-from model.engine.target import TargetModel
 from tests.evaluation.conftest import (
     QUESTIONS,
     ROOT,

@@ -27,9 +27,9 @@ from evaluation.inference.participants import participant_of, participants_of
 from evaluation.inference.run import answerer_of, in_turn
 from evaluation.questions import questions
 from evaluation.questions.questions import DATA_FOLDER, Question
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
-from model.engine.target import TargetModel
 from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
 
 METHODS = ("vanilla", "recycling", "pld --match latest", "lookahead-auto", "generate")

@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.commands import loading
 from model.commands.command_line import UserError
 from model.commands.loading import load_config_and_tokenizer
 from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
-from model.engine.proofs.self_test import self_test
-from model.engine.target import TargetModel
 from model.methods import drafter_class
 from tests.evaluation.conftest import ROOT, error_line, run, token_ids
 

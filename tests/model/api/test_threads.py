@@ -23,8 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model import SpeculativeDecoder
-from model.engine.proofs.self_test import self_test
-from model.engine.target import TargetModel
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from tests.model.decoded import referee, required_options
 
 DATA = Path(__file__).resolve().parents[3] / "data/demo"

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from model.backends.graphs.captured import NODE_BUCKETS
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.target import TargetModel
 from model.budget import measure as module
 from model.budget.cost_model import CONTEXTS, REFRESH, CostModel
 from model.budget.measure import (
@@ -24,11 +27,8 @@ from model.budget.measure import (
     measure_costs,
     read_or_measure,
 )
-from model.compiled.captured import NODE_BUCKETS
-from model.compiled.graphs import GraphedTarget
 from model.engine.budget import MARGIN, CostCurve
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.machine.timing import Clocks
 from tests.model.decoded import drafter_for, random_ids, referee, target_of

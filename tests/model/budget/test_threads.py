@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.backends.target import TargetModel
 from model.budget import threads
 from model.budget.threads import choose, numbers_to_try, use_fastest_threads
-from model.engine.target import TargetModel
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "data" / "demo" / "model"
 

@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from model.api.decoder import SpeculativeDecoder
+from model.backends.passes.cache import TreeCache
+from model.backends.passes.prefix_cache import PrefixCache
 from model.chat.dialogue import Dialogue, render
 from model.engine.loop import generate
-from model.engine.passes.cache import TreeCache
-from model.engine.passes.prefix_cache import PrefixCache
 from model.methods import METHODS, drafter_class
 from model.methods.hybrid.candidate_pool import library_of_pool
 from tests.model.decoded import drafter_for

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from model import doctor
+from model.backends.passes.cache import TreeCache
+from model.backends.target import TargetModel
 from model.commands import model_check
 from model.commands.command_line import UserError
 from model.commands.model_check import compared
-from model.engine.passes.cache import TreeCache
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from tests.model.api.test_decoder import demo
 

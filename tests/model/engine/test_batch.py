@@ -14,6 +14,10 @@ import pytest
 import torch
 
 import model.engine.batch
+from model.backends.passes.cache import TreeCache
+from model.backends.passes.packed import PackedPasses
+from model.backends.proofs.packing import why_not_packed
+from model.backends.target import TargetModel
 from model.budget.batch import BatchBudget
 from model.budget.cost_model import CostModel
 from model.engine.batch import Batch, Event
@@ -21,12 +25,8 @@ from model.engine.batch import run as run_batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import steps_of
-from model.engine.passes.cache import TreeCache
-from model.engine.passes.packed import PackedPasses
-from model.engine.proofs.packing import why_not_packed
 from model.engine.request import Request
 from model.engine.rules import SamplingRule, TokenRule
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.engine.verification import InvalidLogitsError
 from model.kernels.short_pass import short_pass_kernel
@@ -245,8 +245,8 @@ def test_others_go_on_between_the_chunks_of_a_long_prompt(
     target: TargetModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model.engine.batch, "PREFILL_CHUNK", 8)
-    monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", 8)
-    monkeypatch.setattr(model.engine.target, "FEWEST_IN_CHUNK", 8)
+    monkeypatch.setattr(model.backends.target, "PREFILL_CHUNK", 8)
+    monkeypatch.setattr(model.backends.target, "FEWEST_IN_CHUNK", 8)
     texts = texts_of()
     expected = alone(target, texts)
     batch = Batch(target, drafter_for("recycling", target), 2)

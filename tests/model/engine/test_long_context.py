@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.compiled.captured import NODE_STEP, length_bucket
-from model.compiled.graphs import GraphedTarget
+from model.backends.graphs.captured import NODE_STEP, length_bucket
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.families.family import Family
 

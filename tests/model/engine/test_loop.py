@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.target import TargetModel
 from model.budget.cost_model import FIRST_BALANCE, CostModel
-from model.compiled.graphs import GraphedTarget
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode, generate
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import SpsDrafter

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import model.engine.read_out
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.kernels.attention import AttentionKernels
 from model.kernels.short_pass import short_pass_kernel
 from model.methods import METHODS

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from model.backends.target import TargetModel
 from model.engine.request import Request
 from model.engine.step import StepTimer
-from model.engine.target import TargetModel
 from model.engine.text import Text, WrongOrderError
 from tests.model.decoded import drafter_for, random_ids, target_of
 

@@ -15,13 +15,13 @@ from functools import lru_cache
 import pytest
 import torch
 
+from model.backends.proofs.packing import why_not_packed
+from model.backends.proofs.self_test import Probe, self_test, verified_logits
+from model.backends.proofs.support import UnsupportedModelError, new_cache
+from model.backends.target import TargetModel
 from model.engine.batch import Batch, run
 from model.engine.loop import generate
-from model.engine.proofs.packing import why_not_packed
-from model.engine.proofs.self_test import Probe, self_test, verified_logits
-from model.engine.proofs.support import UnsupportedModelError, new_cache
 from model.engine.request import Request
-from model.engine.target import TargetModel
 from tests.model.decoded import (
     BY_NAME,
     drafter_for,

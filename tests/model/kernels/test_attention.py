@@ -14,9 +14,9 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 import model.kernels.attention as module
+from model.backends.proofs.self_test import Probe, self_test, verified_logits
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.proofs.self_test import Probe, self_test, verified_logits
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.attention import (
     FEW_QUERIES,

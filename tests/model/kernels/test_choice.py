@@ -14,7 +14,7 @@ import torch
 
 import model.kernels.attention as attention_module
 import model.kernels.measured_attention as module
-from model.engine.target import TargetModel
+from model.backends.target import TargetModel
 from model.kernels.measured_attention import (
     FOLDED,
     KEYS,

@@ -13,9 +13,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import model.kernels.measured_attention as module
+from model.backends.proofs.self_test import Probe, self_test, verified_logits
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.proofs.self_test import Probe, self_test, verified_logits
-from model.engine.target import TargetModel
 from model.kernels.attention import AttentionKernels
 from model.kernels.measured_attention import (
     FOLDED,

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from model.backends.proofs.self_test import self_test
+from model.backends.target import TargetModel
 from model.engine import read_out
 from model.engine.loop import generate
-from model.engine.proofs.self_test import self_test
-from model.engine.target import TargetModel
 from model.kernels import linear as module
 from model.kernels.linear import LinearKernels, few_rows, most_rows, suitable_layers
 from model.kernels.short_pass import short_pass_kernel

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import model.kernels.norms as module
-from model.compiled.graphs import GraphedTarget
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.proofs.self_test import Probe, self_test, verified_logits
+from model.backends.target import TargetModel
 from model.engine import read_out
 from model.engine.loop import generate
-from model.engine.proofs.self_test import Probe, self_test, verified_logits
-from model.engine.target import TargetModel
 from model.kernels.norms import (
     FusedNorm,
     FusedNorms,

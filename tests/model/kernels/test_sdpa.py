@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from model.backends.target import TargetModel
 from model.commands import loading
 from model.commands.model_options import ModelOptions
-from model.engine.target import TargetModel
 from model.kernels.measured_attention import sdpa_backends, turn_off_cudnn, without_cudnn
 from tests.model.decoded import target_of
 

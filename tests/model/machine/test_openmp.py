@@ -15,8 +15,8 @@ import torch
 
 from model import SpeculativeDecoder
 from model.api import turns
-from model.engine.proofs import self_test
-from model.engine.target import TargetModel
+from model.backends.proofs import self_test
+from model.backends.target import TargetModel
 from model.machine import hardware
 from tests.model.decoded import known
 

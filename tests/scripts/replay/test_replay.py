@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.methods import METHODS, drafter_class
 from scripts.replay import __main__ as command
 from scripts.replay.__main__ import build_parser, main, record

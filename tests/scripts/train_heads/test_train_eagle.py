@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.methods import drafter_class
 from model.methods.heads.eagle.network import Eagle3Network, NetworkShape
 from model.methods.heads.eagle.trees import DraftText

@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from model.backends.target import TargetModel
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
-from model.engine.target import TargetModel
 from model.methods import find_method
 from scripts.train_heads import training
 from scripts.train_heads.__main__ import TRAINERS, main

@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from ....backends.passes.hidden import FINAL
+from ....backends.target import TargetModel
 from ....budget.best_first import Guesses
 from ....engine.budget import MAX_DRAFT, DraftBudget
 from ....engine.drafter import Needs
-from ....engine.passes.hidden import FINAL
-from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....machine.files import written_state
 from ....machine.hardware import Kept

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ....backends.target import TargetModel
 from ....engine.budget import DraftBudget
 from ....engine.drafter import VerifiedStep
-from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....kernels.operations import top_k
 from ....machine.hardware import uploaded

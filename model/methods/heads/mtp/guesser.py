@@ -23,11 +23,11 @@ from typing import Any
 import torch
 import transformers
 
+from ....backends.passes.hidden import FINAL
+from ....backends.target import TargetModel
 from ....budget.best_first import Guesses
 from ....engine.budget import DraftBudget
 from ....engine.drafter import Needs
-from ....engine.passes.hidden import FINAL
-from ....engine.target import TargetModel
 from ....machine.hardware import uploaded
 from ..drafter import StateReader
 from ..head_files import called

@@ -18,7 +18,7 @@ from model import SpeculativeDecoder
 from model.api.loading import gguf
 from model.api.loading.gguf import read
 from model.api.loading.weights import read_weights
-from model.engine.target import TargetModel
+from model.backends.target import TargetModel
 from model.methods import METHODS
 from tests.model.api.loading.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
 from tests.model.decoded import referee, required_options

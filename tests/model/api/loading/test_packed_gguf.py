@@ -15,8 +15,8 @@ import torch
 from model import SpeculativeDecoder
 from model.api.loading import gguf
 from model.api.loading.weights import choose_weights, read_weights
+from model.backends.target import TargetModel
 from model.commands.model_options import ModelOptions
-from model.engine.target import TargetModel
 from model.kernels import attention
 from model.kernels.packed import PackedEmbedding, PackedLinear, num_weights, packed_weights
 from model.kernels.short_pass import short_pass_kernel

@@ -19,7 +19,7 @@ from model import SpeculativeDecoder
 from model.api.loading import weights as kept
 from model.api.loading.packed_torchao import quantised_as
 from model.api.loading.weights import choose_weights, read_weights
-from model.engine.target import TargetModel
+from model.backends.target import TargetModel
 from model.kernels.packed import PackedLinear
 from model.kernels.short_pass import short_pass_kernel
 from tests.model.decoded import referee

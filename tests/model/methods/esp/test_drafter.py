@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from model.compiled.graphs import GraphedTarget
+from model.backends.graphs.graphed_target import GraphedTarget
+from model.backends.passes.packed import PackedPasses
+from model.backends.passes.shapes import SharedPasses
+from model.backends.passes.slot_passes import SlotPasses
+from model.backends.proofs.support import UnsupportedModelError
+from model.backends.target import TargetModel
 from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
-from model.engine.passes.packed import PackedPasses
-from model.engine.passes.shapes import SharedPasses
-from model.engine.passes.slot_passes import SlotPasses
-from model.engine.proofs.support import UnsupportedModelError
-from model.engine.target import TargetModel
 from model.engine.tree import PROBE, DraftTree
 from model.engine.verification import verify
 from model.methods.esp.drafter import EspConfig, EspDrafter

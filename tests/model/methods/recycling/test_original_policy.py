@@ -15,8 +15,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.methods.recycling.drafter import load_template
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.families.family import Family

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.backends.target import TargetModel
 from model.budget.acceptance import FIRST_WAIT
 from model.budget.cost_model import CostModel
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
-from model.engine.target import TargetModel
 from model.methods.sps import drafter as sps_module
 from model.methods.sps.drafter import SpsConfig, SpsDrafter
 from tests.model.budget.test_chain_acceptance import CHEAP, DEAR

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from model.backends.target import TargetModel
 from model.engine import target as target_module
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods import drafter_class
 from model.methods.heads.eagle.drafter import (

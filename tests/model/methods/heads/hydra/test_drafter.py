@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaModel
 
+from model.backends.target import TargetModel
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods.heads.drafter import tree_of
 from model.methods.heads.hydra.drafter import (

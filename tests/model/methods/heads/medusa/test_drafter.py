@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from model.backends.target import TargetModel
 from model.commands.model_options import DEMO_MODEL
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods.heads.drafter import tree_of
 from model.methods.heads.medusa.drafter import (

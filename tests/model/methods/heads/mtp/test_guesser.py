@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from model.backends.target import TargetModel
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
-from model.engine.target import TargetModel
 from model.methods.heads.mtp import guesser
 from model.methods.heads.mtp.guesser import DEPTH, WIDTH, MtpGuesser, MtpText, check_mtp
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter

@@ -1,0 +1,196 @@
+"""Packed passes: the nodes of several texts side by side as one row of tokens, each text with a cache of its own.
+
+Linear layers, norms and activations treat every token by itself, so only attention must tell texts apart. A layer
+of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that it
+returns; `model.kernels.packed_attention` attends text by text. A model that makes other keys of them fails there,
+and has its texts in slots (`model.backends.proofs.packing`).
+
+Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from ...engine.read_out import Candidates, ReadOut, read_out
+from ...engine.tree import DraftTree, TreeTopology
+from ...kernels.packed_attention import TextRows, with_texts
+from ...machine.hardware import uploaded
+from ..target import TargetModel
+from .cache import TreeCache, TreeCacheLayer
+from .masks import Masks, TreeMasks
+from .probes import probes_of_nodes
+from .shapes import SharedPass
+
+
+class PackedLayer(CacheLayerMixin):
+    """One layer of the caches of several texts."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(
+        self, layers: Sequence[TreeCacheLayer], sizes: Sequence[int], is_masked: bool
+    ) -> None:
+        super().__init__()
+        self._layers, self._sizes, self._is_masked = layers, sizes, is_masked
+        self.is_initialized = True
+
+    def lazy_initialization(self, *args: torch.Tensor) -> None:
+        """Do nothing: the buffers of the texts exist."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append rows [1, H, S, D], each to its text; return them, tied to all rows of every text."""
+        parts = zip(
+            self._layers,
+            key_states.split(self._sizes, 2),
+            value_states.split(self._sizes, 2),
+            strict=True,
+        )
+        rows = [layer.update(keys, values) for layer, keys, values in parts]
+        return with_texts(key_states, TextRows(self._sizes, rows, self._is_masked)), value_states
+
+    def get_seq_length(self, *args: object) -> int:
+        """Return the most rows in use of any text."""
+        return max(layer.length for layer in self._layers)
+
+    def get_max_length(self) -> int:
+        """Return the smallest capacity (transformers 5.x)."""
+        return min(layer.get_max_length() for layer in self._layers)
+
+    def get_max_cache_shape(self) -> int:
+        """Return the smallest capacity (transformers 4.57)."""
+        return self.get_max_length()
+
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        """Return the key length of the longest text, and the offset; no mask is made by it, since all are given."""
+        return self.get_seq_length() + max(self._sizes), 0
+
+
+class PackedCache(Cache):
+    """The caches of several texts for one pass over S nodes.
+
+    Args:
+        caches: of the texts.
+        sizes: nodes of each text, S in all.
+        is_masked: whether a text with a single node needs its mask, too: where layers have windows.
+    """
+
+    def __init__(self, caches: Sequence[TreeCache], sizes: Sequence[int], is_masked: bool) -> None:
+        layers = zip(*(cache.layers for cache in caches), strict=True)
+        super().__init__(layers=[PackedLayer(of_texts, sizes, is_masked) for of_texts in layers])
+
+
+class PackedPasses:
+    """The packed passes of a batch (`model.backends.passes.shapes`); one text alone has the pass of the single loop.
+
+    Args:
+        target: the model.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        self._target = target
+
+    def new_cache(self, capacity: int, first: TreeCache | None = None) -> TreeCache:
+        return self._target.new_cache(capacity) if first is None else first
+
+    def release(self, cache: TreeCache) -> None:
+        """Do nothing: a text's rows are its own."""
+
+    def is_plain(self, num_texts: int) -> bool:
+        return num_texts == 1
+
+    def forward(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> SharedPass:
+        if len(trees) == 1:
+            tree, cache = trees[0], caches[0]
+            alone = self._target.forward(tree, cache)
+            read = partial(self._target.read_out, cache, tree, alone)
+            return SharedPass([alone], lambda *kind: [read(*kind)])
+        logits = self._logits(trees, caches)
+        parts = logits.split([tree.topology.num_nodes for tree in trees])
+        return SharedPass(parts, partial(read_out_of_texts, trees, logits))
+
+    def _logits(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> torch.Tensor:
+        """Append the nodes of each tree to its text's cache; return the logits after every node, [S, V]."""
+        target = self._target
+        topologies = [tree.topology for tree in trees]
+        bases = [cache.length for cache in caches]
+        sizes = [topology.num_nodes for topology in topologies]
+        token_ids = uploaded(torch.cat([tree.token_ids for tree in trees]), target.device)
+        depths = [topology.depth_tensor(target.device) for topology in topologies]
+        positions = torch.cat([part + base for part, base in zip(depths, bases, strict=True)])
+        with target.kernels(len(token_ids), is_packed=True):
+            masks = masks_of_texts(target.masks, topologies, bases, target.device, target.dtype)
+            cache = PackedCache(caches, sizes, target.masks.has_windows)
+            probes = probes_of_nodes(trees)
+            return target.run(token_ids, max(bases), cache, masks, positions, probes=probes)
+
+
+def read_out_of_texts(
+    trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_samples: bool
+) -> list[ReadOut]:
+    """Copy what is read of a pass over several texts' trees to the host in one transfer; return each text's part.
+
+    Args:
+        trees: of the texts, S nodes in all.
+        logits: after every node, text after text, [S, V].
+        num_candidates: as `read_out`, for all texts.
+        with_samples: as `read_out`.
+    """
+    # Of its shape the number of nodes alone is read.
+    whole = DraftTree(
+        torch.cat([tree.token_ids for tree in trees]), TreeTopology.chain(len(logits))
+    )
+    tokens, candidates, logit_samples = read_out(whole, logits, num_candidates, with_samples)
+    found, begin = [], 0
+    for tree in trees:
+        rows = slice(begin, begin + tree.topology.num_nodes)
+        part = Candidates(candidates.token_ids[rows], candidates.logits[rows])
+        found.append(
+            ReadOut(tokens[rows], part, None if logit_samples is None else logit_samples[rows])
+        )
+        begin = rows.stop
+    return found
+
+
+def masks_of_texts(
+    kinds: TreeMasks,
+    topologies: Sequence[TreeTopology],
+    bases: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Masks:
+    """Return the mask(s) [1, 1, S, T] of several texts' trees, S nodes in all, T keys of the longest text.
+
+    A row begins with the keys of its own text, and says nothing beyond them.
+    """
+    queries = torch.cat(
+        [
+            topology.depth_tensor(device) + base
+            for topology, base in zip(topologies, bases, strict=True)
+        ]
+    )
+    num_keys = max(
+        base + topology.num_nodes for topology, base in zip(topologies, bases, strict=True)
+    )
+    full = torch.zeros(len(queries), num_keys, dtype=dtype, device=device)
+    keys = queries
+    if kinds.has_windows:
+        keys = torch.arange(num_keys, device=device).repeat(len(queries), 1)  # [S, T]
+    begin = 0
+    for topology, base in zip(topologies, bases, strict=True):
+        end = begin + topology.num_nodes
+        nodes = slice(base, base + topology.num_nodes)
+        if topology.num_nodes > 1:  # a root sees all
+            full[begin:end, nodes] = topology.additive_mask(device, dtype)
+        if kinds.has_windows:
+            keys[begin:end, nodes] = queries[begin:end]
+        begin = end
+    return kinds.by_layer_type(full, queries, keys)

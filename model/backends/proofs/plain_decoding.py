@@ -1,0 +1,136 @@
+"""Logits of plain decoding, with which the self-test compares those of verified drafts.
+
+Usually they are those of one pass over a text. Models with code of their own (`model.backends.proofs.own_code`)
+are asked token by token: transformers' own generation is led along the text, and shows its logits.
+
+Shapes: L tokens of a text, V vocabulary, n tokens of a path.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
+
+from ..target import TargetModel
+from .own_code import OwnCode, uncompiled
+from .support import UnsupportedModelError, new_cache
+
+# Copies of a text that are read side by side, to see how much rounding depends on the number of rows.
+NUM_COPIES = 4
+
+
+class PlainDecoding:
+    """Plain decoding of a target's model.
+
+    Args:
+        target: the model.
+
+    Attributes:
+        code: the model's own code.
+        is_stepwise: whether the model is read token by token because of it.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        self._target = target
+        self.code = OwnCode.of(target.model)
+        self.is_stepwise = bool(self.code)
+
+    def path_logits(self, prefix: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+        """Return the logits [n, V] after every token of a path, the first of which is the prompt's last."""
+        if self.is_stepwise and self._generates:
+            return self._generated(prefix, path)
+        text = [*prefix, *path]
+        num_single = len(path) if self._target.mixers else 0
+        if self.is_stepwise:
+            num_single = len(path) - 1
+        return plain_logits(self._target, text, num_single)[len(prefix) :]
+
+    def noise(self, prefix: Sequence[int], path: Sequence[int]) -> float:
+        """Return the largest difference between logits of equal tokens that are read in other shapes."""
+        if self.is_stepwise and self._generates:
+            alone = self._generated(prefix, path)
+            return float((alone - self._generated(prefix, path, NUM_COPIES)).abs().max())
+        if self.is_stepwise:
+            return 0.0  # such code may make the difference
+        text = [*prefix, *path]
+        alone = plain_logits(self._target, text, len(text) - 1)
+        return float((alone - plain_logits(self._target, text)).abs().max())
+
+    @property
+    def _generates(self) -> bool:
+        return isinstance(uncompiled(self._target.model), GenerationMixin)
+
+    def _generated(
+        self, prefix: Sequence[int], path: Sequence[int], num_copies: int = 1
+    ) -> torch.Tensor:
+        """Return the logits [n, V] of transformers' generation, led along a path.
+
+        Raises:
+            UnsupportedModelError: if it fails.
+        """
+        # Shares everything with the model; its settings, such as ends of the text, are the defaults.
+        model: Any = copy.copy(uncompiled(self._target.model))
+        model.generation_config = GenerationConfig()
+        prompt = torch.tensor([[*prefix, path[0]]] * num_copies, device=self._target.device)
+
+        def lead(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            place = token_ids.shape[1] - prompt.shape[1] + 1
+            led = torch.full_like(scores, float("-inf"))
+            led[:, path[place] if place < len(path) else 0] = 0
+            return led
+
+        try:
+            output = GenerationMixin.generate(
+                model,
+                prompt,
+                max_new_tokens=len(path),
+                do_sample=False,
+                logits_processor=LogitsProcessorList([lead]),
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        # A model's own code may raise anything.
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise UnsupportedModelError(
+                f"model type {self._target.config.model_type}: has hooks or functions of its own, and its own "
+                f"generation fails: {type(error).__name__}: {reason}"
+            ) from error
+        return torch.stack([logits[0] for logits in output.logits]).to(self._target.device)
+
+
+def plain_logits(
+    target: TargetModel, token_ids: Sequence[int], num_single: int = 0
+) -> torch.Tensor:
+    """Return the logits [L, V] of plain decoding, float32: of one pass, and of one each for the last tokens.
+
+    A fresh cache of the model's own: some versions of some models (Gemma 3n in transformers 4.57)
+    compute something else without one.
+
+    Args:
+        target: the model.
+        token_ids: the text, L tokens.
+        num_single: how many of the last tokens are read alone.
+    """
+    cache = new_cache(target.model)
+    cut = len(token_ids) - num_single
+    parts = [token_ids[:cut], *([token] for token in token_ids[cut:])]
+    read, logits = 0, []
+    for part in parts:
+        if part:
+            ids = torch.tensor(part, device=target.device)
+            logits.append(run_plainly(target, ids, read, cache))
+            read += len(part)
+    return torch.cat(logits).float()
+
+
+def run_plainly(
+    target: TargetModel, token_ids: torch.Tensor, base: int, cache: Any
+) -> torch.Tensor:
+    """Run the model as transformers does; in half precision with the norms of plain decoding."""
+    with target.norms.plain():
+        return target.run(token_ids, base, cache, None)

@@ -1,0 +1,267 @@
+"""Model support, read from the config: refused, chains only or trees, and how long a text may grow.
+
+The config gives a readable reason before anything runs; `model.backends.proofs.self_test` is the proof. A
+model whose cache holds anything but rows of attention and states (`model.backends.states`) is refused. A
+model whose positions or windows follow the key index instead of `position_ids` verifies chains
+only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from ..passes.masks import WITH_MASK
+from ..states.layers import HAS_STATE_LAYERS, holds_state
+from ..states.own_cache import new_own_cache, own_cache_class
+
+logger = logging.getLogger(__name__)
+
+# Layer types beside those of attention: with states, and those that keep nothing. Older versions of
+# transformers 5 call them and attention by names of each model's.
+STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba")
+OTHER_LAYER_TYPES = ("moe", "mlp", "attention")
+# Layers of transformers' caches that `TreeCache` can stand for. Layers that inherit from these may keep more.
+CACHE_LAYERS = frozenset(
+    (
+        *("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer"),
+        *("LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"),
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    )
+)
+CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
+# The attention implementations that take a 4-D float mask. flex_attention aborts the process on
+# one, flash attention takes none.
+ATTENTION = ("sdpa", "eager")
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be verified exactly; the text says why in one line."""
+
+
+def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
+    """Return the names that the model's forward takes.
+
+    A forward from outside transformers that takes any name, `forward(self, *args, **kwargs)`, is taken to
+    hand them on to the one that it replaces; the self-test finds out.
+    """
+    uncompiled: Any = getattr(model, "_orig_mod", model)  # a compiled model wraps the original
+    places = [uncompiled, *type(uncompiled).__mro__]
+    names: set[str] = set()
+    for place in places:
+        if (forward := vars(place).get("forward")) is None:
+            continue
+        parameters = inspect.signature(forward).parameters
+        names.update(parameters)
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        if not takes_any or str(getattr(forward, "__module__", "")).startswith("transformers."):
+            break
+    return frozenset(names)
+
+
+def cache_argument(model: PreTrainedModel) -> str | None:
+    """Return the name under which the model's forward takes its cache; None if it takes none.
+
+    transformers 5.24 renamed `past_key_values` to `cache`; Mamba has `cache_params`.
+    """
+    names = forward_parameters(model)
+    return next((name for name in CACHE_ARGUMENTS if name in names), None)
+
+
+def holds_tokens(cache: Any) -> bool:
+    """Whether a cache of transformers holds rows or states of any token."""
+    layers = getattr(cache, "layers", ())
+    if any(map(holds_state, layers)):
+        return True
+    has_rows = not layers or any(hasattr(layer, "get_seq_length") for layer in layers)
+    return has_rows and bool(cache.get_seq_length())
+
+
+def new_cache(model: PreTrainedModel) -> Cache:
+    """Return an empty cache of the class that the model's own generation uses.
+
+    Raises:
+        UnsupportedModelError: if the model has a class of its own that is made in a way of its own.
+    """
+    own = own_cache_class(model)
+    if own is None:
+        return DynamicCache(config=model.config)
+    try:
+        cache: Cache = new_own_cache(own, model)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"model type {model.config.model_type}: keeps recurrent state, and its {error}; allowed: "
+            "transformers' own cache layers"
+        ) from error
+    return cache
+
+
+def refuse_unverifiable(model: PreTrainedModel) -> None:
+    """Refuse a model whose config says that it cannot be verified.
+
+    Raises:
+        UnsupportedModelError: if its cache cannot be rolled back after a rejected draft.
+    """
+    name = f"model type {model.config.model_type}"
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name}: is an encoder-decoder; allowed: decoder-only models")
+    if cache_argument(model) is None:
+        raise UnsupportedModelError(
+            f"{name}: its forward takes no {' or '.join(CACHE_ARGUMENTS)}, so it has no cache that can be "
+            "rolled back after a rejected draft"
+        )
+    config = model.config.get_text_config(decoder=True)
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    has_states = getattr(model, "_is_stateful", False) or layer_types.intersection(
+        STATE_LAYER_TYPES
+    )
+    if has_states and not HAS_STATE_LAYERS and own_cache_class(model) is None:
+        raise UnsupportedModelError(
+            f"{name}: keeps recurrent state, which can be rolled back from transformers 5 on"
+        )
+    allowed = (*WITH_MASK, *STATE_LAYER_TYPES, *OTHER_LAYER_TYPES)
+    unknown = layer_types.difference(allowed)
+    if unknown:
+        raise UnsupportedModelError(
+            f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
+            f"{', '.join(allowed)}"
+        )
+    for layer in getattr(new_cache(model), "layers", ()):
+        if (kind := type(layer).__name__) not in CACHE_LAYERS:
+            raise UnsupportedModelError(
+                f"{name}: caches {kind}; allowed: {', '.join(sorted(CACHE_LAYERS))}"
+            )
+
+
+def why_chain_only(model: PreTrainedModel) -> str:
+    """Return why drafts must be chains, as far as the config tells; empty if trees are possible."""
+    if "position_ids" not in forward_parameters(model):
+        return "its forward takes no position_ids, so that a tree's positions cannot be given"
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "alibi", False):
+        return "its alibi positions follow the key index, not position_ids"
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
+        return "the windows of its local layers follow the key index, not position_ids"
+    return ""
+
+
+def use_masked_attention(model: PreTrainedModel) -> None:
+    """Switch the model to an attention implementation that takes a tree's mask, with a warning.
+
+    Raises:
+        UnsupportedModelError: if it has none.
+    """
+    config = model.config.get_text_config(decoder=True)
+    implementation = getattr(config, "_attn_implementation", None) or "eager"
+    if implementation in ATTENTION:
+        return
+    for choice in ATTENTION:
+        try:
+            model.set_attn_implementation(choice)
+        except ValueError:
+            continue
+        logger.warning("attention %s takes no tree mask: using %s", implementation, choice)
+        return
+    raise UnsupportedModelError(
+        f"attention implementation: got {implementation}; allowed: {', '.join(ATTENTION)}"
+    )
+
+
+def refuse_autocast(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse passes in another dtype than the weights': near-ties and kernels go by theirs.
+
+    Raises:
+        ValueError: if autocast is on, to another dtype.
+    """
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return
+    if (other := torch.get_autocast_dtype(kind)) != dtype:
+        raise ValueError(
+            f"autocast: computes in {other}; allowed: off, or the model's {dtype}; load the model in "
+            "the dtype to decode in"
+        )
+
+
+def rope_border(config: Any) -> int | None:
+    """Return the length at which the rotary embeddings switch to other frequencies (longrope)."""
+    for rope in rope_settings(config):
+        if rope.get("rope_type", rope.get("type")) == "longrope":
+            border = rope.get("original_max_position_embeddings")
+            return border or getattr(config, "original_max_position_embeddings", None)
+    return None
+
+
+class KeyBorders(NamedTuple):
+    """Borders that no tree may cross, of models that count keys where they mean positions.
+
+    A tree has more keys than its text has tokens, so that across a border it would get the wrong scale.
+
+    Attributes:
+        rope: PhiMoE in transformers 4.57 takes its longrope scale from the number of keys; None: no border.
+        query_step: Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`; 0: never.
+    """
+
+    rope: int | None
+    query_step: int
+
+    @classmethod
+    def of(cls, config: Any) -> KeyBorders:
+        """Return the borders of a model with this text config."""
+        scales_queries = getattr(config, "attn_temperature_tuning", False)
+        return cls(rope_border(config), config.floor_scale if scales_queries else 0)
+
+    def are_crossed(self, base: int, num_nodes: int) -> bool:
+        """Whether a draft of up to `num_nodes` nodes after `base` cached tokens crosses one."""
+        if self.rope and base < self.rope < base + num_nodes:
+            return True
+        step = self.query_step
+        return bool(step) and (base + 1) // step != (base + num_nodes) // step
+
+
+def context_limit(config: Any, prompt_length: int) -> int | None:
+    """Return the most tokens (prompt and new) that this prompt may grow to; None if there is no
+    limit.
+
+    Dynamic and longrope position embeddings depend on the largest position of a call. A text that
+    crosses their border would differ from plain decoding, so the border is the limit. It also holds
+    for a prompt that is one token longer: the last token is read alone, so the others would be read
+    below the border.
+    """
+    limits = [
+        limit
+        for name in CONTEXT_NAMES
+        if isinstance(limit := getattr(config, name, None), int) and limit > 0
+    ]
+    # Doge drops keys beyond it, counted anew in each pass.
+    window = getattr(config, "keep_window_size", None)
+    limit = min([*limits[:1], *([window] if window else [])], default=None)
+    border = rope_border(config)
+    if border and prompt_length <= border + 1:
+        return min(limit or border, border)
+    return limit
+
+
+def rope_settings(config: Any) -> list[dict[str, Any]]:
+    """Return the rope settings of a config: one, or one a layer type; [] if there are none."""
+    settings = (
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
+    nested = [value for value in settings.values() if isinstance(value, dict)]
+    return nested or ([settings] if settings else [])
+
+
+def eos_ids_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end a text: the generation config's, and the tokenizer's if there is one."""
+    found = getattr(model.generation_config, "eos_token_id", None)
+    if isinstance(found, torch.Tensor):
+        found = found.flatten().tolist()
+    listed = found if isinstance(found, Sequence) else [found]
+    of_tokenizer = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(token for token in (*listed, of_tokenizer) if token is not None)

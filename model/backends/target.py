@@ -1,0 +1,205 @@
+"""The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
+
+Decoding calls transformers' models here only; the parts of a pass and the proofs at load time have
+folders of their own (`model.backends.passes`, `model.backends.proofs`). A tree goes
+into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`), explicit
+positions and a `TreeCache`. What the model can verify is read from its config and proved by
+`model.backends.proofs.self_test`.
+
+Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
+chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from ..engine.backend import PromptChunk
+from ..engine.read_out import ReadOut, read_out
+from ..engine.tree import DraftTree, TreeTopology
+from ..kernels.linear import MOST_ROWS_WITH_VECTORS
+from ..kernels.measured_attention import ROWS, without_cudnn
+from ..machine.hardware import uploaded
+from ..machine.own_forwards import attending
+from .passes.cache import TreeCache
+from .passes.loaded_model import LoadedModel
+from .passes.masks import Masks
+from .passes.probes import reading_probes
+
+# Most prompt tokens C in one forward pass, and most logits [C, V] held at once. The same for all
+# methods, whether they want logits or not, since other shapes round differently. Later chunks cost
+# more than the first (their mask is a tensor), so short chunks are slow.
+PREFILL_CHUNK = 2048
+MAX_LOGITS = 2**26
+FEWEST_IN_CHUNK = 512  # whatever the vocabulary
+# Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
+# freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
+CAPACITY_STEP = 512
+# From this many rows on, all passes use the same functions: what they use is found once for all of them.
+MANY_ROWS = 1 + max(MOST_ROWS_WITH_VECTORS, ROWS[-1])
+
+
+class TargetModel(LoadedModel):
+    """A loaded model whose passes run as it is, or by our kernels on a CPU: the backend of the loop.
+
+    Args and errors as of `LoadedModel`.
+    """
+
+    def like(self, model: PreTrainedModel) -> TargetModel:
+        """Return a target for another model on the same device, whose passes run as those of this one."""
+        return TargetModel(model, self.use_kernels)
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree), or a few more."""
+        if self.device.type != "cpu":
+            capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
+        return self._layout.new_cache(capacity)
+
+    @property
+    def chain_only(self) -> bool:
+        """Whether drafts must be chains."""
+        return bool(self.chain_reason)
+
+    def chain_only_at(self, base: int, num_nodes: int) -> bool:
+        """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain."""
+        return self.chain_only or (
+            any(self.key_borders) and self.key_borders.are_crossed(base, num_nodes)
+        )
+
+    def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
+        """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
+        base = cache.length
+        topology = tree.topology
+        masks, positions = None, None
+        with self.kernels(topology.num_nodes):
+            if self._needs_mask(topology):
+                masks = self.masks.of_tree(topology, base, self.device, self.dtype)
+                positions = topology.depth_tensor(self.device) + base
+            with self._branching(topology, cache):
+                token_ids = tree.token_ids
+                if token_ids.device != self.device:
+                    token_ids = uploaded(token_ids, self.device)
+                return self.run(token_ids, base, cache, masks, positions, probes=tree.probe)
+
+    @contextmanager
+    def kernels(self, num_rows: int, is_packed: bool = False) -> Iterator[None]:
+        """Within the block the model uses the kernels for a pass over `num_rows` rows, of several texts if it
+        is packed.
+        """
+        with self.lock, nullcontext() if self.device.type == "cpu" else without_cudnn(self.device):
+            in_programs = self.programs.are_used(num_rows)
+            kind = (min(num_rows, MANY_ROWS), is_packed, in_programs, self.is_in_reference)
+            if kind not in self._swaps:
+                self._swaps[kind] = self._swap(*kind[:3])
+            attention, forwards, programs = self._swaps[kind]
+            with attending(self.config, attention):
+                if programs:
+                    programs.begin_pass()
+                with forwards.patched():
+                    yield
+
+    def _needs_mask(self, topology: TreeTopology) -> bool:
+        """Whether a draft is given a mask; the model's own causal mask is enough for a chain.
+
+        On a GPU that mask is boolean, and is made additive and aligned anew in every layer.
+        """
+        if topology.is_chain and (self.device.type != "cuda" or self.chain_only):
+            return False
+        return topology.num_nodes > 1 and self._attention_shape is not None
+
+    def read_out(
+        self,
+        cache: TreeCache,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_samples: bool,
+    ) -> ReadOut:
+        """Copy to the host what is read of the last pass with this cache, over this tree (`read_out`)."""
+        return read_out(tree, logits, num_candidates, with_samples)
+
+    def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
+        """Return the block to read a draft in: states are read from each node's parent on."""
+        if topology.num_nodes == 1 or not self.has_states:
+            return nullcontext()  # plain decoding
+        tree = topology.by_level(self.device)
+        return cache.states.branching(tree, self.mixers, cache.layers, cache.length)
+
+    def prefill(
+        self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
+    ) -> Iterator[PromptChunk]:
+        """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
+        read = prompt_ids[:-1]
+        size = min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // self.vocab_size))
+        if self.key_borders.rope and len(prompt_ids) > self.key_borders.rope:
+            # Chunks before the border would get the frequencies of short texts.
+            size, with_logits = len(read), False
+        elif not self.is_same_in_parts:  # such as recurrences that begin anew with each chunk
+            with_logits = with_logits and len(read) <= size
+            size = max(1, len(read))
+        for begin in range(cache.length, len(read), size):
+            chunk = read[begin : begin + size]
+            token_ids = uploaded(chunk, self.device)
+            logits = self.read(token_ids, begin, cache, last_logits_only=not with_logits)
+            yield PromptChunk(chunk, logits if with_logits else None)
+
+    def read(
+        self, token_ids: torch.Tensor, base: int, cache: TreeCache, last_logits_only: bool
+    ) -> torch.Tensor:
+        """Run the model on a chunk of the prompt; as `run`."""
+        with self.kernels(len(token_ids)):
+            return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a clock read next counts finished work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        base: int,
+        cache: Cache,
+        masks: Masks | None,
+        positions: torch.Tensor | None = None,
+        last_logits_only: bool = False,
+        probes: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run the model on `token_ids` [L] after `base` cached tokens; return logits [L, V] or the last, [1, V].
+
+        Args:
+            token_ids: [L].
+            base: cached tokens.
+            cache: of the text, to which the rows are appended.
+            masks: what each row sees; None: the text up to it.
+            positions: [L]; None: those after the cached tokens.
+            last_logits_only: whether the last row's logits suffice.
+            probes: the embedding of tokens `PROBE`, [D] or [L, D]; None if there are none.
+        """
+        arguments: dict[str, object] = {self.cache_argument: cache}
+        if "position_ids" in self.parameters:
+            if positions is None:
+                positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
+            arguments["position_ids"] = positions[None]
+        if self.wants_positions:
+            arguments["cache_position"] = self._layout.cache_position(base, len(token_ids))
+        if masks is not None:
+            arguments["attention_mask"] = masks
+        if last_logits_only and "logits_to_keep" in self.parameters:
+            arguments["logits_to_keep"] = 1
+        input_ids, is_ours = token_ids[None], isinstance(cache, TreeCache)
+        embedding = self.model.get_input_embeddings
+        with (
+            cache.states.reading(len(token_ids)) if is_ours and cache.has_states else nullcontext(),
+            nullcontext(input_ids)
+            if probes is None
+            else reading_probes(embedding(), input_ids, probes) as input_ids,
+        ):
+            logits: torch.Tensor = self.model(
+                input_ids=input_ids, **arguments, use_cache=True, return_dict=True
+            ).logits
+        return logits[0].to(self.device)  # a model spread over devices returns them on its last one
