@@ -24,14 +24,14 @@ GENERATE = '''\
 """Speculative decoding in place of `generate`; what it learns lives with the model.
 
 Arguments are those of `generate`, and `method` and `method_options`: see
-`token_recycling.custom_generate.generate_from_folder`.
+`token_recycling.api.accelerate.generate_from_folder`.
 """
 
 try:
-    from token_recycling.custom_generate import generate_from_folder as generate
+    from token_recycling.api.accelerate import generate_from_folder as generate
 except ImportError:
     try:  # a checkout of the package, which is there as `model`
-        from model.custom_generate import generate_from_folder as generate
+        from model.api.accelerate import generate_from_folder as generate
     except ImportError as error:
         raise ImportError(
             "custom_generate: the package token-recycling is not installed; "

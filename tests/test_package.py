@@ -42,7 +42,7 @@ DECODE = f"""
 import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from {PACKAGE} import SpeculativeDecoder, TokenRecycling
-from {PACKAGE}.custom_generate import recycling
+from {PACKAGE}.api.accelerate import recycling
 
 path, prompt, exported = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -23,6 +23,7 @@ from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import DecodingOptions
 from evaluation.inference.plan import Plan
 from model.api.prompts import ends_text
+from model.backends.proofs.packing import batch_of
 from model.backends.target import TargetModel
 from model.budget.batch import batch_budget
 from model.budget.cost_model import CostModel
@@ -144,7 +145,7 @@ class BatchedMethod(MethodAnswerer):
     @cached_property
     def _batch(self) -> Batch:
         budget = batch_budget(self.drafter, self.target)
-        return Batch(self.target, self.drafter, self.size, budget)
+        return batch_of(self.target, self.drafter, self.size, budget)
 
     def ask(self, slot: int, prompt: Prompt) -> None:
         if prompt.is_low_memory:

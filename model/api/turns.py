@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from ..backends.passes.prefix_cache import PrefixCache
+from ..backends.proofs.packing import batch_of
 from ..backends.proofs.self_test import prove_changes
 from ..backends.target import TargetModel
 from ..budget.batch import BatchBudget, batch_budget
@@ -214,7 +215,7 @@ class Texts:
         if size != 1 and self._budget is None:
             self._budget = batch_budget(self.drafter, self.target)
         turn = TextTurn(self.turns)
-        return Batch(self.target, self.drafter, size, self._budget, shares_memory, turn)
+        return batch_of(self.target, self.drafter, size, self._budget, shares_memory, turn)
 
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""

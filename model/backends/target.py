@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ..engine.backend import PromptChunk
+from ..engine.backend import PREFILL_CHUNK, PromptChunk
 from ..engine.read_out import ReadOut, read_out
 from ..engine.tree import DraftTree, TreeTopology
 from ..kernels.linear import MOST_ROWS_WITH_VECTORS
@@ -30,10 +30,9 @@ from .passes.loaded_model import LoadedModel
 from .passes.masks import Masks
 from .passes.probes import reading_probes
 
-# Most prompt tokens C in one forward pass, and most logits [C, V] held at once. The same for all
-# methods, whether they want logits or not, since other shapes round differently. Later chunks cost
-# more than the first (their mask is a tensor), so short chunks are slow.
-PREFILL_CHUNK = 2048
+# Most logits [C, V] of a prompt's chunk held at once. The same for all methods, whether they want logits or not,
+# since other shapes round differently. Later chunks cost more than the first (their mask is a tensor), so short
+# chunks are slow.
 MAX_LOGITS = 2**26
 FEWEST_IN_CHUNK = 512  # whatever the vocabulary
 # Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is

@@ -20,6 +20,8 @@ import torch
 from .read_out import ReadOut
 from .tree import DraftTree
 
+PREFILL_CHUNK = 2048  # most prompt tokens C in one pass
+
 
 class PromptChunk(NamedTuple):
     """A chunk of the prompt that was read: its tokens and, if asked for, the logits after each [C, V]."""
@@ -68,10 +70,13 @@ class Backend(Protocol):
     dtype: torch.dtype
     num_tokens: int  # that the input embedding has
 
-    # before the first pass
     def context_limit(self, prompt_length: int) -> int | None: ...
 
     def hidden_states(self, layers: tuple[int, ...]) -> Any: ...
+
+    @property
+    def num_prepared(self) -> int:
+        """Graphs captured so far; a step in which one was is not used to learn costs."""
 
     @property
     def head_share(self) -> float:
@@ -88,15 +93,12 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""
 
-    # before a pass
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether a draft of up to so many nodes after `base` rows must be a chain."""
 
-    # a pass
     def forward(self, tree: DraftTree, cache: Any) -> torch.Tensor:
         """Append all nodes to the cache; return the logits after each [N, V], valid until the next pass."""
 
-    # after a pass
     def read_out(
         self,
         cache: Any,
@@ -110,7 +112,6 @@ class Backend(Protocol):
     def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
         """Return a drafter's steps that run whole on the device; None if they cannot."""
 
-    # near-ties
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, is plain decoding's bit for bit anyway."""
 

@@ -1,15 +1,14 @@
 """A batch: texts that share passes of the target model, each exactly as if it were alone.
 
 Every step proposes a draft for each text, verifies all drafts in one pass, in the layout of the device
-(`model.backends.passes.shapes`), and concludes each text by itself. A text that ends leaves at once, so that another
-may take its place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
+(`SharedPasses`), and concludes each text by itself. A text that ends leaves at once, so that another may take its
+place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
 than for one chunk. Texts of a model that cannot share a pass (`model.backends.proofs.packing`) are decoded in turn,
 each by the step of the single loop (`model.engine.loop`): the same answers, and no gain.
 """
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,18 +16,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ..backends.passes.shapes import SharedPass, SharedPasses
-from ..backends.proofs.packing import shared_passes, why_not_packed
-from ..backends.target import PREFILL_CHUNK, TargetModel
 from ..options import integer
+from .backend import PREFILL_CHUNK, Backend
 from .drafter import Drafter
 from .loop import step_of
+from .read_out import ReadOut
 from .request import Request
 from .step import StepRecord, StepTimer
 from .text import Text, rows_for
 from .tree import DraftTree
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -82,6 +78,46 @@ class NodeBudget(Protocol):
     ) -> None: ...
 
 
+class SharedPass(NamedTuple):
+    """The outcome of a pass over the trees of several texts.
+
+    Attributes:
+        logits: after every node of each text, [N, V] each; valid until the next pass.
+        read: copies what is read of all texts to the host in one transfer; takes the number of candidates, and
+            whether logit samples are wanted.
+    """
+
+    logits: Sequence[torch.Tensor]
+    read: Callable[[int, bool], list[ReadOut]]
+
+
+class SharedPasses(Protocol):
+    """Passes of one batch, over the caches that it got here."""
+
+    def new_cache(self, capacity: int, first: Any = None) -> Any:
+        """Return a cache for a text of up to `capacity` rows.
+
+        Args:
+            capacity: rows of the text and one tree.
+            first: holds the first rows of the text; it has room for all, and is not used elsewhere.
+        """
+        ...
+
+    def release(self, cache: Any) -> None:
+        """Take back the cache of a text that has left."""
+        ...
+
+    def is_plain(self, num_texts: int) -> bool:
+        """Whether passes of this many texts are those of the loop of one text, bit for bit."""
+        ...
+
+    def forward(self, trees: Sequence[DraftTree], caches: Sequence[Any]) -> SharedPass:
+        """Append the nodes of each text's tree to its cache, in one pass; its hidden states, if they are captured
+        (`passes.hidden`), are those of all nodes, text after text.
+        """
+        ...
+
+
 class _Place:
     """A text's place in the batch; `reading` is None once its prompt is read."""
 
@@ -100,6 +136,7 @@ class Batch:
         target: the model.
         drafter: each text gets one like it.
         size: most texts.
+        passes: of all texts; None: each text has its own.
         budget: divides the nodes of a step among texts that share passes; None: each drafter proposes for itself.
         shares_memory: whether the texts learn into the drafter's memory, and from each other; else each begins
             with a copy of it, and what it learns goes with it. Of a method with a cold start each begins with none.
@@ -111,9 +148,10 @@ class Batch:
 
     def __init__(
         self,
-        target: TargetModel,
+        target: Backend,
         drafter: Drafter,
         size: int,
+        passes: SharedPasses | None,
         budget: NodeBudget | None = None,
         shares_memory: bool = True,
         turn: Turn | None = None,
@@ -126,17 +164,8 @@ class Batch:
         self._shares_memory = not has_memory or (shares_memory and not drafter.needs.cold_start)
         self._free: list[Drafter] = []  # of texts that have ended
         self._places: dict[Any, _Place] = {}
-        reason = why_not_packed(target) if size > 1 else ""
-        if reason:
-            logger.warning(
-                "model type %s: texts of a batch are decoded one after another, since %s",
-                target.config.model_type,
-                reason,
-            )
-        is_shared = size > 1 and not reason
-        # None: each text has its own.
-        self._passes = shared_passes(target, size) if is_shared else None
-        self._budget = budget if is_shared else None
+        self._passes = passes
+        self._budget = budget if passes is not None else None
 
     def __len__(self) -> int:
         return len(self._places)

@@ -91,7 +91,7 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("token_recycling", "model"):
-        monkeypatch.setitem(sys.modules, f"{name}.custom_generate", None)
+        monkeypatch.setitem(sys.modules, f"{name}.api.accelerate", None)
     with pytest.raises(ImportError, match="the package token-recycling is not installed"):
         exec(compile(GENERATE, "generate.py", "exec"), {})
 

@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 from model.backends.graphs.graphed_target import GraphedTarget, graphed
-from model.backends.proofs.packing import why_not_packed
+from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.target import TargetModel
-from model.engine.batch import Batch, NodeBudget
+from model.engine.batch import NodeBudget
 from model.engine.loop import generate
 from model.engine.request import Request
 from model.methods import drafter_class
@@ -58,7 +58,7 @@ def decoded(
 ) -> Decoded:
     """Decode the texts in a batch of up to `size` at a time, by drafters that have learned nothing."""
     drafter = drafter_of(target, setting)
-    batch = Batch(target, drafter, size, budget_of(setting), shares_memory=False)
+    batch = batch_of(target, drafter, size, budget_of(setting), shares_memory=False)
     costs, found = Costs(), [list[int]() for _ in range(num_texts)]
     waiting = list(range(num_texts))
     while waiting or len(batch):
@@ -166,7 +166,7 @@ def test_near_ties_of_a_batch_are_decided_as_in_the_single_loop() -> None:
     ]
     with mock.patch.object(target, "reference", wraps=target.reference) as reference:
         drafter = drafter_for("recycling", target)
-        batch = Batch(target, drafter, 2, shares_memory=False)
+        batch = batch_of(target, drafter, 2, shares_memory=False)
         found = [list[int]() for _ in prompts]
         for key, prompt in enumerate(prompts):
             batch.add(key, Request(prompt, **options))
@@ -183,7 +183,7 @@ def test_a_longer_text_comes_in_and_graphs_are_captured_anew(expected: list[list
     target = demo_target("graphed", "cuda")
     assert isinstance(target, GraphedTarget)
     drafter = Setting("recycling").drafter(target)
-    batch, found = Batch(target, drafter, 3, shares_memory=False), dict[int, list[int]]()
+    batch, found = batch_of(target, drafter, 3, shares_memory=False), dict[int, list[int]]()
 
     def add(index: int, limit: int) -> None:
         batch.add(index, Request(prompt_of(PROMPTS[index]), limit, {END}))

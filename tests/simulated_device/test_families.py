@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 
 from model.backends.graphs.graphed_target import GraphedTarget, graphed
-from model.backends.proofs.packing import why_not_packed
+from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
-from model.engine.batch import Batch
 from model.engine.loop import generate
 from model.engine.request import Request
 from tests.model.decoded import drafter_for, known, random_ids
@@ -50,7 +49,7 @@ def decoded(target: TargetModel) -> tuple[list[int], list[int]]:
 def batch_of_two(target: TargetModel) -> list[list[int]]:
     """Return the tokens of the same text twice, in a batch."""
     drafter = drafter_for("hybrid", target, **SMALL_TREES)
-    batch, found = Batch(target, drafter, 2), [list[int](), list[int]()]
+    batch, found = batch_of(target, drafter, 2), [list[int](), list[int]()]
     for key in range(2):
         batch.add(key, Request(PROMPT, NUM_TOKENS))
     while len(batch):

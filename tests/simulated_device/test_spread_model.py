@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
+from model.backends.proofs.packing import batch_of
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
-from model.engine.batch import Batch
 from model.engine.request import Request
 from tests.simulated_device.demo import (
     COSTS,
@@ -66,7 +66,7 @@ def test_texts_share_passes_on_two_gpus(
     expected = runs.on_cpu(SETTINGS.index(setting)).texts[0].tokens
     found: list[list[int]] = [[], []]
     with gpu:
-        batch = Batch(spread, setting.drafter(spread), 2)
+        batch = batch_of(spread, setting.drafter(spread), 2)
         for key in range(2):
             batch.add(key, Request(prompt_of(FIRST_TEXT), NUM_TOKENS, {END}))
         while len(batch):

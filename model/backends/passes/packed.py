@@ -17,6 +17,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from ...engine.batch import SharedPass
 from ...engine.read_out import Candidates, ReadOut, read_out
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.packed_attention import TextRows, with_texts
@@ -25,7 +26,6 @@ from ..target import TargetModel
 from .cache import TreeCache, TreeCacheLayer
 from .masks import Masks, TreeMasks
 from .probes import probes_of_nodes
-from .shapes import SharedPass
 
 
 class PackedLayer(CacheLayerMixin):
@@ -89,7 +89,7 @@ class PackedCache(Cache):
 
 
 class PackedPasses:
-    """The packed passes of a batch (`model.backends.passes.shapes`); one text alone has the pass of the single loop.
+    """The packed passes of a batch (`engine.batch.SharedPasses`); one text alone has the pass of the single loop.
 
     Args:
         target: the model.

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from transformers import Cache
 
+from ...engine.batch import SharedPass
 from ...engine.read_out import ReadOut, packed_read_out, unpacked
 from ...engine.tree import DraftTree
 from ...machine.hardware import downloaded
@@ -25,7 +26,6 @@ from .cache import TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .probes import probes_of_texts, reading_probes
-from .shapes import SharedPass
 from .slots import SlotCache, Slots
 from .static_cache import TextNodes
 

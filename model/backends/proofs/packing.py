@@ -13,10 +13,11 @@ import logging
 
 import torch
 
+from ...engine.batch import Batch, NodeBudget, SharedPasses, Turn
+from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree, TreeTopology
 from ..passes.cache import TreeCache
 from ..passes.packed import PackedPasses
-from ..passes.shapes import SharedPasses
 from ..passes.slot_passes import SlotPasses
 from ..target import TargetModel
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
@@ -60,6 +61,26 @@ def shared_passes(target: TargetModel, size: int) -> SharedPasses:
     if not target.uses_slots:
         return PackedPasses(target)
     return target.slot_passes(size) or SlotPasses(target, size)
+
+
+def batch_of(
+    target: TargetModel,
+    drafter: Drafter,
+    size: int,
+    budget: NodeBudget | None = None,
+    shares_memory: bool = True,
+    turn: Turn | None = None,
+) -> Batch:
+    """Return a `Batch` whose texts share passes if those of this model can; else a warning says why not."""
+    reason = why_not_packed(target) if size > 1 else ""
+    if reason:
+        logger.warning(
+            "model type %s: texts of a batch are decoded one after another, since %s",
+            target.config.model_type,
+            reason,
+        )
+    passes = shared_passes(target, size) if size > 1 and not reason else None
+    return Batch(target, drafter, size, passes, budget, shares_memory, turn)
 
 
 def _reason(target: TargetModel) -> str:

@@ -144,7 +144,7 @@ def _rounds(tokens: Sequence[int]) -> list[list[int]]:
 
 
 class DeviceTemplate:
-    """Token Recycling on the device, for `model.backends.graphs.device_step`: fills the template and writes rows."""
+    """Token Recycling on the device (`model.backends.graphs.device_step`): fills the template and writes rows."""
 
     def __init__(
         self, matrix: AdjacencyMatrix, template: TreeTemplate, device: torch.device

@@ -30,9 +30,8 @@ from transformers import (
     pipeline,
 )
 
-from model.api.accelerate import AcceleratedGenerate, accelerate, restore
+from model.api.accelerate import AcceleratedGenerate, Speculative, accelerate, recycling, restore
 from model.api.generate_arguments import UnsupportedCallError
-from model.custom_generate import Speculative, recycling
 from tests.model.api.test_custom_generate import Pieces
 from tests.model.api.test_decoder import DEMO, PROMPT
 from tests.model.decoded import known

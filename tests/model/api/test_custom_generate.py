@@ -26,9 +26,14 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import model.engine.read_out
-from model.api.accelerate import accelerate
+from model.api.accelerate import (
+    Speculative,
+    accelerate,
+    generate_from_folder,
+    recycling,
+    speculative,
+)
 from model.backends.proofs.support import cache_argument
-from model.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.methods import METHODS
 from tests.model.api.test_decoder import PROMPT, demo
 from tests.model.decoded import known, random_ids, required_options

@@ -24,7 +24,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from model.custom_generate import Speculative, speculative
+from model.api.accelerate import Speculative, speculative
 from model.methods import METHODS
 from tests.model.decoded import known, methods_of, random_ids, required_options, with_methods
 from tests.pairs import ALL_PAIRS

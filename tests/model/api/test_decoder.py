@@ -27,8 +27,8 @@ from transformers import (
 
 import model as package
 from model import SpeculativeDecoder, TokenRecycling
+from model.api.accelerate import recycling
 from model.backends.proofs.support import UnsupportedModelError
-from model.custom_generate import recycling
 from model.methods import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options
 from tests.pairs import pairs

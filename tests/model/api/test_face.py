@@ -17,7 +17,7 @@ import torch
 
 import model
 from model import SpeculativeDecoder, TokenRecycling
-from model.custom_generate import Speculative
+from model.api.accelerate import Speculative
 from model.methods import BUILT_IN, MethodName
 from model.methods.recycling.drafter import RecyclingConfig
 

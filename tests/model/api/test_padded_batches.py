@@ -27,10 +27,9 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from model.api.accelerate import accelerate, restore
+from model.api.accelerate import Speculative, accelerate, recycling, restore, speculative
 from model.api.generate_arguments import UnsupportedCallError
 from model.api.prepared_call import PROCESSORS, is_by_row
-from model.custom_generate import Speculative, recycling, speculative
 from tests.model.api.test_custom_generate import Pieces
 from tests.model.api.test_decoder import demo
 from tests.model.decoded import known, random_ids

@@ -16,7 +16,7 @@ import torch
 import model.engine.batch
 from model.backends.passes.cache import TreeCache
 from model.backends.passes.packed import PackedPasses
-from model.backends.proofs.packing import why_not_packed
+from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.target import TargetModel
 from model.budget.batch import BatchBudget
 from model.budget.cost_model import CostModel
@@ -97,7 +97,7 @@ def alone(target: TargetModel, texts: Sequence[Request]) -> list[list[int]]:
 def test_texts_of_a_batch_are_those_of_the_single_loop(method: str, target: TargetModel) -> None:
     expected = alone(target, texts_of())
     for size in (2, 5):
-        events = run(Batch(target, drafter_for(method, target), size), texts_of())
+        events = run(batch_of(target, drafter_for(method, target), size), texts_of())
         assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
         shared = [step.num_texts for event in events.values() for step in event.steps]
         assert max(shared) == size, "no pass was shared by all"
@@ -108,7 +108,7 @@ def test_draws_are_those_of_the_texts_own_generator(target: TargetModel) -> None
         return SamplingRule([], torch.Generator().manual_seed(index))
 
     expected = alone(target, texts_of(drawn))
-    events = run(Batch(target, drafter_for("recycling", target), 4), texts_of(drawn))
+    events = run(batch_of(target, drafter_for("recycling", target), 4), texts_of(drawn))
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
 
 
@@ -146,7 +146,7 @@ def test_near_ties_fall_as_in_plain_decoding(has_kernel: bool) -> None:
     plain = model_with_twins(0, stride=2)
     expected = alone(plain, texts_of())
     target = model_with_twins(0, 2, has_kernel)
-    events = run(Batch(target, drafter_for("recycling", target), 4), texts_of())
+    events = run(batch_of(target, drafter_for("recycling", target), 4), texts_of())
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
 
 
@@ -177,7 +177,7 @@ def test_an_error_ends_its_own_text_alone(
     texts[2] = texts[2]._replace(stop=stop)
     recycled = RecyclingDrafter.propose
     monkeypatch.setattr(RecyclingDrafter, "propose", propose)
-    batch = Batch(target, drafter_for("recycling", target), 5)
+    batch = batch_of(target, drafter_for("recycling", target), 5)
     caches: weakref.WeakSet[TreeCache] = weakref.WeakSet()
 
     def new_cache(capacity: int) -> TreeCache:
@@ -208,7 +208,7 @@ def test_an_error_ends_its_own_text_alone(
 def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetModel) -> None:
     texts = texts_of()
     expected = alone(target, texts)
-    batch = Batch(target, drafter_for("recycling", target), 2)
+    batch = batch_of(target, drafter_for("recycling", target), 2)
     batch.add("gone", texts[1])
     batch.add("stays", texts[0])
     (found,) = (tokens_of(event) for event in batch.step() if event.key == "stays")
@@ -235,7 +235,7 @@ def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetMod
 def test_what_cannot_be_decoded_is_refused_and_takes_no_place(
     change: dict[str, Any], message: str, target: TargetModel
 ) -> None:
-    batch = Batch(target, drafter_for("vanilla", target), 2)
+    batch = batch_of(target, drafter_for("vanilla", target), 2)
     with pytest.raises(ValueError, match=message):
         batch.add(0, texts_of()[0]._replace(**change))
     assert len(batch) == 0
@@ -249,7 +249,7 @@ def test_others_go_on_between_the_chunks_of_a_long_prompt(
     monkeypatch.setattr(model.backends.target, "FEWEST_IN_CHUNK", 8)
     texts = texts_of()
     expected = alone(target, texts)
-    batch = Batch(target, drafter_for("recycling", target), 2)
+    batch = batch_of(target, drafter_for("recycling", target), 2)
     batch.add("short", texts[0])
     batch.add("long", texts[5])
     steps: list[list[str]] = []
@@ -265,7 +265,7 @@ def test_others_go_on_between_the_chunks_of_a_long_prompt(
 
 def test_shares_of_time_add_up_to_the_steps(target: TargetModel) -> None:
     """A step's time is counted once, however many texts share it."""
-    batch, total, shares = Batch(target, drafter_for("recycling", target), 3), 0, 0.0
+    batch, total, shares = batch_of(target, drafter_for("recycling", target), 3), 0, 0.0
     for key, text in enumerate(texts_of()[:3]):
         batch.add(key, text)
     while len(batch):
@@ -284,7 +284,7 @@ def test_texts_of_a_model_that_cannot_be_packed_decode_in_turn(
     target = TargetModel(random_llama(VOCAB_SIZE, seed=5, rope_scaling=rope))
     assert "depend on the longest text" in why_not_packed(target)
     expected = alone(target, texts_of())
-    events = run(Batch(target, drafter_for("recycling", target), 3), texts_of())
+    events = run(batch_of(target, drafter_for("recycling", target), 3), texts_of())
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
     assert "texts of a batch are decoded one after another, since " in caplog.text
     assert {step.num_texts for event in events.values() for step in event.steps} == {1}
@@ -316,7 +316,7 @@ def test_one_budget_gives_the_texts_the_nodes_that_pay(method: str, target: Targ
     sizes = {}
     for name, costs in (("flat", FLAT), ("steep", STEEP)):
         first = drafter_for(method, target, budget="auto")
-        events = run(Batch(target, first, 4, GivenBudget(costs)), texts_of())
+        events = run(batch_of(target, first, 4, GivenBudget(costs)), texts_of())
         assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
         sizes[name] = [step.num_nodes for event in events.values() for step in event.steps]
     assert max(sizes["flat"]) > 1 and set(sizes["steep"]) == {1}

@@ -15,11 +15,11 @@ from functools import lru_cache
 import pytest
 import torch
 
-from model.backends.proofs.packing import why_not_packed
+from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.proofs.self_test import Probe, self_test, verified_logits
 from model.backends.proofs.support import UnsupportedModelError, new_cache
 from model.backends.target import TargetModel
-from model.engine.batch import Batch, run
+from model.engine.batch import run
 from model.engine.loop import generate
 from model.engine.request import Request
 from tests.model.decoded import (
@@ -93,7 +93,7 @@ def test_tokens_equal_generate(name: str, method: str) -> None:
 
 def batch_tokens(target: TargetModel, prompts: Sequence[tuple[list[int], int]]) -> list[list[int]]:
     """Return the tokens of a batch of these prompts, with the chains of pld."""
-    batch = Batch(target, drafter_for("pld", target), len(prompts))
+    batch = batch_of(target, drafter_for("pld", target), len(prompts))
     found: list[list[int]] = [[] for _ in prompts]
     for event in run(batch, enumerate(Request(*prompt) for prompt in prompts)):
         assert event.record, event.error

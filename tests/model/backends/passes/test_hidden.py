@@ -13,13 +13,13 @@ import torch
 from transformers import LlamaModel
 
 from model.api.decoder import SpeculativeDecoder
+from model.backends import target as target_module
 from model.backends.passes.hidden import FINAL, layers_of
 from model.backends.passes.prefix_cache import PrefixCache
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter, PacedDrafter
-from model.engine import target as target_module
 from model.engine import verification
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, Needs, VerifiedStep

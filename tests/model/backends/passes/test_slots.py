@@ -13,8 +13,8 @@ import torch
 from model.backends.passes.cache import TreeCache
 from model.backends.passes.slot_passes import SlotPasses
 from model.backends.passes.slots import SLOT_STEP
+from model.backends.proofs.packing import batch_of
 from model.backends.target import TargetModel
-from model.engine.batch import Batch
 from model.engine.tree import DraftTree
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_batch import PROMPTS, VOCAB_SIZE, alone, run, texts_of, tokens_of
@@ -37,7 +37,7 @@ def in_slots(monkeypatch: pytest.MonkeyPatch) -> list[SlotPasses]:
         made.append(SlotPasses(target, size))
         return made[-1]
 
-    monkeypatch.setattr("model.engine.batch.shared_passes", shared_passes)
+    monkeypatch.setattr("model.backends.proofs.packing.shared_passes", shared_passes)
     return made
 
 
@@ -82,7 +82,7 @@ def test_a_batch_in_slots_is_the_single_loop(
     expected = alone(target, texts_of())
     for method in ("recycling", "pld", "hybrid"):
         for size in (2, 5):
-            events = run(Batch(target, drafter_for(method, target), size), texts_of())
+            events = run(batch_of(target, drafter_for(method, target), size), texts_of())
             assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
     assert in_slots
 

@@ -17,12 +17,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from model import SpeculativeDecoder
+from model.api.accelerate import recycling
 from model.backends.proofs import self_test as module
 from model.backends.proofs.own_code import OwnCode
 from model.backends.proofs.self_test import prove_changes
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
-from model.custom_generate import recycling
 
 PROMPT = [5, 17, 2, 31, 9]
 NUM_TOKENS = 16

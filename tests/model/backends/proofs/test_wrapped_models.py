@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model import SpeculativeDecoder
-from model.custom_generate import speculative
+from model.api.accelerate import speculative
 from model.methods import METHODS
 from tests.model.decoded import known, random_ids, required_options
 

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import model.engine.read_out
+from model.api.accelerate import speculative
 from model.backends.graphs.graphed_target import GraphedTarget
 from model.backends.passes.cache import TreeCache
 from model.backends.passes.prefix_cache import PrefixCache
@@ -25,7 +26,6 @@ from model.backends.states.layers import tensors_of
 from model.backends.states.scans import RECURRENCES, TreeScan
 from model.backends.states.text_states import TextStates
 from model.backends.target import TargetModel
-from model.custom_generate import speculative
 from model.engine.levels import LevelTree
 from model.engine.loop import decode, generate
 from model.engine.rules import SamplingRule, sampling_processors

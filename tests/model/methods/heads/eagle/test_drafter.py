@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from model.backends import target as target_module
 from model.backends.target import TargetModel
-from model.engine import target as target_module
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
