@@ -26,9 +26,15 @@ from evaluation.inference.config import (
 from evaluation.inference.participants import participants_of
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import question_file_of
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.command_line import (
+    OptionParser,
+    UserError,
+    add_options,
+    config_of,
+    run_command,
+    user_errors,
+)
 from model.commands.model_options import ModelOptions
-from model.commands.options import add_options, config_of
 from model.options import Options, option
 
 DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid")

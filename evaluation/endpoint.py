@@ -27,8 +27,14 @@ from evaluation.inference.prepare import model_answers, prepare, questions_asked
 from evaluation.inference.run import answer, conditions_in_names, report
 from evaluation.inference.servers import Server
 from evaluation.reporting.serving_table import serving_table
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
-from model.commands.options import add_options, config_of
+from model.commands.command_line import (
+    OptionParser,
+    UserError,
+    add_options,
+    config_of,
+    run_command,
+    user_errors,
+)
 
 ANSWERS = ("overwrite", "num_choices", "warmup", "system_prompt")
 EXAMPLES = """\

@@ -28,9 +28,8 @@ from evaluation.answers.row import AnswerRow
 from evaluation.inference.client import EndpointConfig
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.equality import verdict_path, write_verdict
-from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command
 from model.commands.model_options import ModelOptions
-from model.commands.options import add_options, config_of
 from model.options import DTYPES
 
 if TYPE_CHECKING:  # torch is imported where a difference is judged

@@ -25,7 +25,15 @@ from packaging.requirements import Requirement
 
 from . import __version__
 from .build import libraries
-from .commands.command_line import OptionParser, UserError, command_of, first_line, run_command
+from .commands.command_line import (
+    OptionParser,
+    UserError,
+    add_options,
+    command_of,
+    config_of,
+    first_line,
+    run_command,
+)
 from .commands.model_options import (
     DEFAULT_MODEL,
     KNOWN_MODELS,
@@ -33,7 +41,6 @@ from .commands.model_options import (
     MODELS_FOLDER,
     ModelOptions,
 )
-from .commands.options import add_options, config_of
 from .machine.cpp import BuildError
 from .machine.packages import NAME, installed_version, requirements, versions
 
@@ -201,7 +208,7 @@ def _chosen_device() -> torch.device:
     """Return the device `auto`, the CPU beside a GPU that torch cannot use."""
     import torch
 
-    from .commands.device import auto_device
+    from .commands.model_options import auto_device
 
     try:
         return torch.device(auto_device())
@@ -212,7 +219,7 @@ def _chosen_device() -> torch.device:
 def _device() -> Iterator[Finding]:
     import torch
 
-    from .commands.device import auto_device
+    from .commands.model_options import auto_device
     from .machine.hardware import device_name
 
     try:
@@ -230,7 +237,7 @@ def _device() -> Iterator[Finding]:
 
 
 def _dtype() -> Iterator[Finding]:
-    from .commands.device import default_dtype
+    from .commands.model_options import default_dtype
 
     device = _chosen_device()
     name = str(default_dtype(device)).removeprefix("torch.")

@@ -14,14 +14,18 @@ from dataclasses import asdict
 
 from .commands.command_line import (
     OptionParser,
+    add_method,
+    add_options,
     check_text,
     command_of,
+    config_of,
+    named_method,
+    options_of,
     printable,
     run_command,
     user_errors,
 )
 from .commands.model_options import ModelOptions, SamplingOptions
-from .commands.options import add_method, add_options, config_of, named_method, options_of
 
 COMMAND = command_of("generate")
 # The model options that it uses: all that serve a single text.

@@ -1,6 +1,6 @@
 """Options of methods and runs: dataclass fields with help text and bounds.
 
-The command line is built from them (`model.commands.options`), and each config (`Options`) checks
+The command line is built from them (`model.commands.command_line`), and each config (`Options`) checks
 itself against them.
 """
 

@@ -27,8 +27,7 @@ from model.backends.proofs.support import eos_ids_of
 from model.backends.target import TargetModel
 from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash
-from model.commands.loading import check_model, load_target
-from model.commands.matrix_file import make_drafter
+from model.commands.loading import check_model, load_target, make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.methods import find_method

@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.inference.config import PARTS, RunConfig
-from model.commands.command_line import OptionParser, run_command, user_errors
-from model.commands.options import add_options, config_of
+from model.commands.command_line import (
+    OptionParser,
+    add_options,
+    config_of,
+    run_command,
+    user_errors,
+)
 from model.methods import Method, find_method
 
 EXAMPLES = """examples:

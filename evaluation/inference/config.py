@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from model.commands.command_line import config_of
 from model.commands.model_options import ModelOptions, SamplingOptions
-from model.commands.options import config_of
 from model.options import Options, option
 
 STATE_ORDERS = ("any", "single")

@@ -29,7 +29,7 @@ from model.budget.batch import batch_budget
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import user_errors
-from model.commands.matrix_file import make_drafter
+from model.commands.loading import make_drafter
 from model.engine.batch import Batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep

@@ -18,9 +18,8 @@ from evaluation.inference.llama_cpp import LLAMA_CPP
 from evaluation.inference.plan import Participant
 from evaluation.inference.servers import Server
 from evaluation.inference.transformers_generate import ASSISTED, TRANSFORMERS
-from model.commands.command_line import OptionParser, UserError, user_errors
+from model.commands.command_line import OptionParser, UserError, add_options, config_of, user_errors
 from model.commands.model_options import DEMO_MODEL
-from model.commands.options import add_options, config_of
 from model.methods import METHODS, Method, find_method
 from model.options import unknown_name
 

@@ -34,8 +34,14 @@ from model.backends.target import TargetModel
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash, refuse_outputs
-from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
-from model.commands.matrix_file import make_drafter, read_memory
+from model.commands.loading import (
+    CheckedModel,
+    check_model,
+    choose_device,
+    make_drafter,
+    read_memory,
+    refuse_gpus,
+)
 from model.commands.model_options import ModelOptions
 from model.kernels.measured_attention import sdpa_backends
 from model.machine.hardware import device_name

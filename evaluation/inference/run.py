@@ -34,8 +34,7 @@ from evaluation.inference.prepare import (
 from model.backends.target import TargetModel
 from model.commands.command_line import UserError
 from model.commands.files import check_output
-from model.commands.loading import CheckedModel, load_target
-from model.commands.matrix_file import write_memory
+from model.commands.loading import CheckedModel, load_target, write_memory
 from model.commands.model_options import ModelOptions
 
 T = TypeVar("T")

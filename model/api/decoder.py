@@ -26,6 +26,7 @@ from ..backends.graphs.graphed_target import graphed
 from ..backends.proofs.self_test import prove
 from ..backends.proofs.support import eos_ids_of
 from ..backends.target import TargetModel
+from ..budget.memory import read_memory, save_memory
 from ..engine.request import Request
 from ..engine.rules import Processor, token_rule
 from ..engine.step import StepRecord
@@ -37,7 +38,6 @@ from .generate_arguments import OF_MANY, refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece, TextStream, pieces_of
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
-from .saved_memory import read_memory, save_memory
 from .turns import Texts
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")

@@ -19,15 +19,16 @@ from ..commands.command_line import (
     Interrupt,
     OptionParser,
     UserError,
+    add_options,
     check_text,
     command_of,
+    config_of,
     first_line,
     printable,
     run_command,
     user_errors,
 )
 from ..commands.model_options import ModelOptions, SamplingOptions
-from ..commands.options import add_options, config_of
 from ..methods import BUILT_IN, find_method
 from ..options import unknown_name
 

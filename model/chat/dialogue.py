@@ -20,8 +20,7 @@ from ..api.output import StreamPiece
 from ..api.prompts import chat_ids
 from ..commands.command_line import UserError, first_line, printable, user_errors
 from ..commands.files import check_output
-from ..commands.loading import check_model, check_prompt, load_target
-from ..commands.matrix_file import read_memory, write_memory
+from ..commands.loading import check_model, check_prompt, load_target, read_memory, write_memory
 from ..engine.drafter import Drafter
 from ..methods import drafter_class
 

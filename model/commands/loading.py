@@ -1,4 +1,4 @@
-"""Chooses device and dtype, loads tokenizer and weights; a user's mistake is a one-line error."""
+"""Chooses device and dtype, loads tokenizer, weights and a method's memory; a mistake is an error in one line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from ..backends.graphs.graphed_target import graphed
 from ..backends.proofs.self_test import self_test
 from ..backends.proofs.support import UnsupportedModelError, context_limit
 from ..backends.target import TargetModel
+from ..budget import memory as saved
+from ..engine.drafter import Drafter
 from ..kernels.measured_attention import turn_off_cudnn
 from ..machine.packages import installed_version
 from ..methods import Method
 from .command_line import UserError, first_line, user_errors
-from .device import auto_device, default_dtype
-from .model_options import MODEL_PATHS, ModelOptions
+from .files import check_file
+from .model_options import MODEL_PATHS, ModelOptions, auto_device, default_dtype
 
 # Most threads per processor: far more exhaust the memory before anything runs.
 MOST_THREADS = 8
@@ -332,3 +334,50 @@ def load_decoder(
         return SpeculativeDecoder(
             target, checked.tokenizer, method.name if method else None, **method_options
         )
+
+
+def make_drafter(
+    method: Method,
+    config: Any,
+    vocab_size: int,
+    device: torch.device,
+    memory: Mapping[str, torch.Tensor],
+) -> Drafter:
+    """Make the drafter and load the saved matrix, if one was given."""
+    with user_errors():
+        drafter = method.drafter_class(config, vocab_size, device)
+        if memory:
+            drafter.load_memory(memory)
+    if memory and drafter.needs.cold_start:
+        raise UserError(
+            "load_matrix: got a matrix with --start cold, which forgets it before the first question; leave one out"
+        )
+    return drafter
+
+
+def read_memory(file: str | None, tokenizer: Any = None) -> dict[str, torch.Tensor]:
+    """Read a saved matrix for the tokens of a tokenizer; {} if no file was given."""
+    if not file:
+        return {}
+    # Rows, and as much again for what else a method keeps.
+    check_file(Path(file), "load_matrix", 2 * saved.MAX_BYTES)
+    try:
+        return saved.read_memory(file, tokenizer)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"load_matrix {file}: is not a readable safetensors file: {first_line(error)}"
+        ) from error
+
+
+def write_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
+    """Save what the drafter keeps across prompts; a reader sees the whole file or none.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    try:
+        saved.save_memory(drafter, file, tokenizer)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"save_matrix {file}: cannot be written: {first_line(error)}") from error

@@ -1,15 +1,24 @@
-"""Options shared by commands that load a model, and by those that sample from it; models with a short name.
+"""Options of commands that load a model and sample from it; the device `auto`; models with a short name.
 
 A short name stands for a pinned package of the package index, converted into data/models/.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..options import DTYPES, WEIGHTS, Options, option, temperature_of
-from .options import CHECKOUT
+from .command_line import CHECKOUT, UserError
+
+if TYPE_CHECKING:
+    import torch
 
 MODELS_FOLDER = CHECKOUT / "data" / "models"
 DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
@@ -18,6 +27,12 @@ DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else ""
 MODEL_PATHS = "a folder with a model, a GGUF file, or a hub name ORG/NAME"
 KERNELS = ("auto", "off")
 GRAPHS = ("auto", "off")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DEVICE_FILES = Path("/dev")
+# Values of CUDA_VISIBLE_DEVICES by which people, Ray and Slurm say that no GPU is to be used.
+HIDDEN = ("", "-1", "NoDevFiles")
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+SMI_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +155,64 @@ class SamplingOptions(Options):
             raise ValueError(
                 f"seed: got {self.seed}, which needs sampling; give a --temperature above 0, or leave it out"
             )
+
+
+def auto_device() -> str:
+    """Return "cuda" if torch can use a GPU, "cpu" if there is none or all are hidden.
+
+    Raises:
+        UserError: if a GPU is here that torch cannot use. A large model that silently runs on the CPU looks like a
+            slow program; the usual cause is a driver older than the CUDA that torch was built for.
+    """
+    import torch  # takes a second
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return "cuda"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return "cpu"
+    driver = nvidia_driver()
+    if driver is None:
+        return "cpu"
+    # What follows the first sentence is advice, and the line of torch that warned.
+    said = [str(warning.message).split(". ")[0] for warning in caught]
+    if torch.version.cuda is None:
+        said = ["it is built without CUDA"]
+    cause = said[0] if said else f"it is built with CUDA {torch.version.cuda}"
+    raise UserError(
+        f"device: got auto, but torch {torch.__version__} cannot use the NVIDIA GPU that is here "
+        f"(driver {driver}): {cause}; install a torch built for that driver (https://pytorch.org lists the "
+        "package indexes of older CUDA versions), or give --device cpu (eval.sh: DEVICES=cpu)"
+    )
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype `auto` of the weights on a device: float32 on a CPU, float16 elsewhere."""
+    import torch
+
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
+def nvidia_driver() -> str | None:
+    """Return the version of the NVIDIA driver, or "of unknown version"; None if there is no GPU with one.
+
+    A container sees its host's driver file also where it was given no GPU, so that alone says nothing.
+    """
+    if shutil.which(NVIDIA_SMI[0]):
+        try:
+            asked = subprocess.run(
+                NVIDIA_SMI, capture_output=True, text=True, timeout=SMI_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            asked = None
+        if asked and asked.returncode == 0 and asked.stdout.strip():
+            return asked.stdout.split()[0]
+    if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
+        return None
+    try:
+        text = DRIVER_FILE.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    version = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return version[0] if version else "of unknown version"

@@ -14,9 +14,18 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..commands.command_line import LIBRARY, OptionParser, UserError, command_of
+from ..commands.command_line import (
+    LIBRARY,
+    OptionParser,
+    UserError,
+    add_method,
+    add_options,
+    command_of,
+    config_of,
+    named_method,
+    options_of,
+)
 from ..commands.model_options import MODEL_PATHS, ModelOptions
-from ..commands.options import add_method, add_options, config_of, named_method, options_of
 from ..machine.hardware import give_back_threads
 from ..methods import Method
 from .options import KEY_VARIABLE, ServeOptions

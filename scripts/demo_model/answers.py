@@ -19,11 +19,16 @@ from typing import Any
 
 import torch
 
-from model.commands.command_line import OptionParser, run_command, user_errors
+from model.commands.command_line import (
+    OptionParser,
+    add_options,
+    config_of,
+    run_command,
+    user_errors,
+)
 from model.commands.files import check_output, write_whole
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
-from model.commands.options import add_options, config_of
 from model.machine.timing import progress
 from scripts.demo_model.corpus import read_rows
 

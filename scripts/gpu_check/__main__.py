@@ -29,11 +29,9 @@ import torch
 from evaluation.answers.provenance import git_commit
 from evaluation.reporting.tables import json_line, markdown_table
 from model.budget.cost_model import CostModel
-from model.commands.command_line import OptionParser, UserError, run_command
-from model.commands.device import nvidia_driver
+from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command
 from model.commands.files import check_output, write_whole
-from model.commands.model_options import DEMO_MODEL, ModelOptions
-from model.commands.options import add_options, config_of
+from model.commands.model_options import DEMO_MODEL, ModelOptions, nvidia_driver
 from model.kernels.measured_attention import sdpa_backends
 from model.machine.packages import versions
 from scripts.enlarge import SHAPES

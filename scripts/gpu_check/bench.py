@@ -21,8 +21,7 @@ from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
 from model.budget.measure import NAME as COSTS
 from model.commands.command_line import first_line
-from model.commands.loading import CheckedModel, check_model, load_target, target_of
-from model.commands.matrix_file import make_drafter
+from model.commands.loading import CheckedModel, check_model, load_target, make_drafter, target_of
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.methods import Method

@@ -16,7 +16,7 @@ import torch
 
 from model.backends.target import TargetModel
 from model.budget.measure import draft_of
-from model.commands.device import SMI_SECONDS
+from model.commands.model_options import SMI_SECONDS
 from model.engine.loop import decode
 from model.engine.step import PARTS
 from model.kernels.measured_attention import sdpa_backends

@@ -32,11 +32,10 @@ from evaluation.questions.questions import Question, load_questions, question_fi
 from evaluation.reporting.tables import figure_text, json_line, markdown_table
 from model.backends.proofs.support import eos_ids_of
 from model.backends.target import TargetModel
-from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
-from model.commands.options import add_options, config_of
 from model.machine.timing import progress
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score

@@ -16,7 +16,7 @@ from evaluation.inference.participants import participant_of
 from model.backends.target import TargetModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
-from model.commands.matrix_file import make_drafter
+from model.commands.loading import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation

@@ -27,10 +27,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, UserError, add_options, run_command
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.model_options import ModelOptions
-from model.commands.options import add_options
 from model.engine.budget import MAX_DRAFT, DraftBudget
 from model.engine.tree import DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter, load_template

@@ -18,11 +18,17 @@ from pathlib import Path
 import torch
 
 from model.api.loading.weights import read_weights
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.command_line import (
+    OptionParser,
+    UserError,
+    add_options,
+    config_of,
+    run_command,
+    user_errors,
+)
 from model.commands.files import write_whole
 from model.commands.loading import check_model
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
-from model.commands.options import add_options, config_of
 from model.options import unknown_name
 from scripts.train_heads.data import read_documents
 from scripts.train_heads.eagle import Eagle3Trainer, EagleTrainer

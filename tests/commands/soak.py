@@ -29,11 +29,15 @@ from evaluation.inference.prepare import check_asked
 from evaluation.inference.run import answerer_of
 from evaluation.reporting.tables import markdown_table
 from model.backends.proofs.support import context_limit
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
-from model.commands.loading import CheckedModel, load_target
-from model.commands.matrix_file import make_drafter
+from model.commands.command_line import (
+    OptionParser,
+    UserError,
+    add_options,
+    run_command,
+    user_errors,
+)
+from model.commands.loading import CheckedModel, load_target, make_drafter
 from model.commands.model_options import ModelOptions
-from model.commands.options import add_options
 from model.machine.timing import progress
 from model.methods import Method
 from model.methods.sps.drafter import check_draft_model

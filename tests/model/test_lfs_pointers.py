@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from model.api import saved_memory
 from model.api.loading.gguf import check_gguf
-from model.commands import matrix_file
+from model.budget import memory
+from model.commands import loading
 from model.methods.heads.head_files import read_heads
 from model.methods.rest.datastore import Datastore
 from model.methods.samd.automata import StaticAutomaton
@@ -33,8 +33,8 @@ def open_heads(file: str) -> object:
     [
         open_heads,
         check_gguf,
-        saved_memory.read_memory,
-        matrix_file.read_memory,
+        memory.read_memory,
+        loading.read_memory,
         StaticAutomaton.load,
         Datastore.load,
     ],

@@ -20,9 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model.api.loading import gguf
 from model.api.loading.weights import read_weights
 from model.commands import model_options
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, config_of
 from model.commands.model_options import KNOWN_MODELS, KnownModel, ModelOptions, resolve_model
-from model.commands.options import config_of
 from scripts.download_data import NetworkError
 from scripts.download_model import is_whole, main
 from tests.evaluation.conftest import error_line, read_meta, run

@@ -24,7 +24,7 @@ from evaluation.inference.config import AnswerOptions, QuestionOptions
 from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
-from model.commands.matrix_file import make_drafter, read_memory
+from model.commands.loading import make_drafter, read_memory
 from model.methods import drafter_class, find_method
 from model.methods.recycling.drafter import load_template
 

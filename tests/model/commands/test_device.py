@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.commands import device, loading
+from model.commands import loading, model_options
 from model.commands.command_line import UserError
-from model.commands.device import auto_device, nvidia_driver
-from model.commands.model_options import ModelOptions
+from model.commands.model_options import ModelOptions, auto_device, nvidia_driver
 
 DRIVER_TEXT = """NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27 21:21:55 UTC 2021
 GCC version:  gcc version 9.4.0 (Ubuntu 9.4.0-1ubuntu1~20.04.2)
@@ -32,9 +31,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(device.shutil, "which", lambda _: None)
-    monkeypatch.setattr(device, "DRIVER_FILE", tmp_path / "version")
-    monkeypatch.setattr(device, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(model_options.shutil, "which", lambda _: None)
+    monkeypatch.setattr(model_options, "DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setattr(model_options, "DEVICE_FILES", tmp_path)
     return tmp_path
 
 
@@ -46,9 +45,9 @@ def add_gpu(machine: Path, text: str = DRIVER_TEXT) -> None:
 
 def give_smi(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
     """Give the machine an nvidia-smi that says this."""
-    monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
-    done = subprocess.CompletedProcess(device.NVIDIA_SMI, code, said, "")
-    monkeypatch.setattr(device.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(model_options.shutil, "which", lambda name: f"/usr/bin/{name}")
+    done = subprocess.CompletedProcess(model_options.NVIDIA_SMI, code, said, "")
+    monkeypatch.setattr(model_options.subprocess, "run", lambda *_, **__: done)
 
 
 def test_a_gpu_that_torch_can_use_is_used(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

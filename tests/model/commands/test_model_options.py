@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 
 from model.commands import model_options
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, config_of
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
-from model.commands.options import config_of
 
 
 def test_the_demo_model_is_the_default_of_a_checkout() -> None:
