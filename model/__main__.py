@@ -17,7 +17,7 @@ NAME = "token-recycling"
 COMMANDS = {
     "chat": (".chat.__main__:run", "talk to a model in the terminal, or have one message answered"),
     "generate": (".generate:run", "continue a text as it is given"),
-    "serve": (".serve.command:run", "serve a model to OpenAI's clients"),
+    "serve": (".serve.__main__:run", "serve a model to OpenAI's clients"),
     "compare": ("evaluation.compare", "measure methods in turn on questions (in a checkout)"),
     "build": (".build:run", "build all C++ ahead, as for a container image"),
     "doctor": (".doctor:run", "say what is on this machine, what will be used, and what to do"),

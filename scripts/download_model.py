@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from model.api.loading.gguf import check_packages, read
-from model.api.loading.weights import read_weights
+from model.api.loading.weights import check_packages, read, read_weights
 from model.commands import model_options
 from model.commands.command_line import (
     OptionParser,

@@ -27,7 +27,7 @@ from evaluation.inference.config import RunConfig
 from evaluation.inference.llama_cpp_server import LlamaCppServer
 from evaluation.inference.plan import OtherProgram, Plan
 from evaluation.inference.transformers_generate import room_of
-from model.api.loading.gguf import is_gguf
+from model.api.loading.weights import is_gguf
 from model.backends.target import TargetModel
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import choose_device

@@ -17,8 +17,14 @@ from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.loading.gguf import check_gguf, is_gguf, read, read_tokenizer
-from ..api.loading.weights import choose_weights, read_weights
+from ..api.loading.weights import (
+    check_gguf,
+    choose_weights,
+    is_gguf,
+    read,
+    read_tokenizer,
+    read_weights,
+)
 from ..backends.graphs.graphed_target import graphed
 from ..backends.proofs.self_test import self_test
 from ..backends.proofs.support import UnsupportedModelError, context_limit

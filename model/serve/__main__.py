@@ -1,7 +1,168 @@
-"""The command `python -m model.serve`."""
+"""The command that serves a model to OpenAI's clients.
 
-from ..commands.command_line import run_command
-from .command import run
+Run:
+    python -m model.serve data/demo/model --port 8000
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..commands.command_line import (
+    LIBRARY,
+    OptionParser,
+    UserError,
+    add_method,
+    add_options,
+    command_of,
+    config_of,
+    named_method,
+    options_of,
+    run_command,
+)
+from ..commands.model_options import MODEL_PATHS, ModelOptions
+from ..machine.hardware import give_back_threads
+from ..methods import Method
+from .options import KEY_VARIABLE, ServeOptions
+
+if TYPE_CHECKING:
+    from .service import Service
+
+# Of the extra `serve`, by the names of their modules.
+PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+# The model options that the server uses, beside the model's path.
+MODEL_OPTIONS = (
+    *("dtype", "device", "threads", "kernels", "graphs", "weights"),
+    *("trust_remote_code", "allow_pickle"),
+)
+# Seconds for which an idle connection stays open: longer than clients keep theirs (httpx 5, aiohttp 15, curl 118 at
+# most), as one that both use and close at once breaks a request.
+KEEP_ALIVE = 120
+# Connections that wait to be accepted; uvicorn's own number.
+BACKLOG = 2048
+COMMAND = command_of("serve")
+EXAMPLES = f"""\
+examples:
+  # the demo model, for clients of OpenAI's API at http://127.0.0.1:8000/v1
+  {COMMAND} data/demo/model
+
+  # greedy where a request names no temperature; a method with an option of its own
+  {COMMAND} data/demo/model --temperature 0 --method pld --num-pred-tokens 8
+"""
+
+
+class Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        name: the model's in requests.
+        method: None: what pays on the device.
+        method_options: those of the method; {} without one.
+    """
+
+    name: str
+    model: ModelOptions
+    serve: ServeOptions
+    method: Method | None
+    method_options: dict[str, Any]
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; return the exit code.
+
+    Raises:
+        UserError: if something given cannot be used; one line says why.
+    """
+    asked = parse(argv)
+    missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise UserError(f"serve: needs {', '.join(missing)}; pip install {' '.join(missing)}")
+    with listening_socket(asked.serve) as place:
+        from ..commands.loading import check_model, load_decoder  # torch takes seconds
+        from .service import Service
+
+        checked = check_model(asked.model)
+        decoder = load_decoder(asked.model, checked, asked.method, asked.method_options)
+        return serve(Service(decoder, asked.serve, asked.name), place, asked)
+
+
+def parse(argv: Sequence[str] | None) -> Asked:
+    """Return what the command line asks for.
+
+    Raises:
+        UserError: if a value is not allowed.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    method = named_method(words)
+    parser = OptionParser(
+        prog=COMMAND,
+        description="Serve a model to OpenAI's clients: for measuring, and for your own machine.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("model_path", metavar="MODEL", help=f"the model: {MODEL_PATHS}")
+    add_options(parser, ServeOptions)
+    add_options(parser, ModelOptions, MODEL_OPTIONS)
+    add_method(parser, method)
+    given = vars(parser.parse_args(words))
+    given.setdefault("api_key", os.environ.get(KEY_VARIABLE) or None)
+    options = options_of(method, given)
+    model, serving = config_of(ModelOptions, given), config_of(ServeOptions, given)
+    return Asked(serving.served_model_name or given["model_path"], model, serving, method, options)
+
+
+def listening_socket(options: ServeOptions) -> socket.socket:
+    """Return a socket at the address; clients are refused until the server listens.
+
+    Raises:
+        UserError: if the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM
+        )[0]
+        place = socket.socket(family, kind, protocol)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"host, port: got {options.host}, {options.port}: {error.strerror}; give another port"
+        ) from error
+    return place
+
+
+def serve(service: Service, place: socket.socket, asked: Asked) -> int:
+    """Answer requests until a signal comes, and then those under way; return the exit code."""
+    import uvicorn
+
+    from .app import make_app
+
+    config = uvicorn.Config(
+        make_app(service),
+        log_level="warning",
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=asked.serve.shutdown_seconds,
+    )
+    # The server hands a signal on when it has ended. By then all is done.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    give_back_threads()  # the decoding thread has its own
+    service.thread.start()
+    place.listen(BACKLOG)
+    host, port = place.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{LIBRARY}: {asked.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run(sockets=[place])
+    service.thread.close()
+    service.thread.join(asked.serve.shutdown_seconds)
+    return 0
+
 
 if __name__ == "__main__":
     run_command(run)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from model.api.loading.gguf import check_gguf
+from model.api.loading.weights import check_gguf
 from model.budget import memory
 from model.commands import loading
 from model.methods.heads.head_files import read_heads

@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from model.api.loading import gguf
+from model.api.loading import weights
 from model.api.loading.weights import read_weights
 from model.commands import model_options
 from model.commands.command_line import UserError, config_of
@@ -155,8 +155,8 @@ def test_an_unknown_name_lists_the_known_ones(names: list[str]) -> None:
 
 
 def test_missing_packages_are_named_before_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=f"pip install {' '.join(gguf.PACKAGES)}$"):
+    monkeypatch.setattr(weights, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=f"pip install {' '.join(weights.PACKAGES)}$"):
         main([NAME])
 
 

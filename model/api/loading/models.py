@@ -12,8 +12,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from ...backends.passes.loaded_model import IN_TRAINING
 from ...machine.packages import HERE
 from ...options import DTYPES, unknown_name
-from .gguf import is_gguf, read, read_tokenizer
-from .weights import choose_weights, keep_as, read_weights
+from .weights import choose_weights, is_gguf, keep_as, read, read_tokenizer, read_weights
 
 OF_TOKENIZER = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 # Arguments of transformers' `from_pretrained`, beside the settings of a checkpoint's config.

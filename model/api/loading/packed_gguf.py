@@ -9,7 +9,6 @@ quantizer.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,12 @@ from transformers.modeling_gguf_pytorch_utils import (
     TensorProcessor,
     get_gguf_hf_weights_map,
 )
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
 from ...kernels.packed import TYPES, PackedEmbedding, PackedLinear
-from .gguf import patched
 
 
-class _Quantizer(GgufHfQuantizer):  # type: ignore[misc]
+class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
     """Transformers' loader of GGUF files, whose layers compute with our kernel."""
 
     _file: str
@@ -144,8 +141,3 @@ def has_packed(file: Path) -> bool:
     except ValueError:  # types that only the older loader knows
         kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
     return not kinds.isdisjoint(TYPES)
-
-
-def packed_layers() -> AbstractContextManager[None]:
-    """Within the block transformers loads GGUF files with packed layers."""
-    return patched(AUTO_QUANTIZER_MAPPING, {"gguf": _Quantizer})

@@ -1,24 +1,135 @@
-"""How a model's weights are kept: in the bits of its file, or as plain numbers.
+"""Models as transformers reads them from a folder, a GGUF file or a hub name, and how their weights are kept.
 
-Weights that stay in their bits are read by the kernel for a few rows (`kernels/packed.py`).
+Weights stay in the bits of their file, which the kernel for a few rows reads (`kernels/packed.py`), or are plain
+numbers. torchao keeps int8 weights, and on a CPU int4 weights too, as whole numbers of eight bits with a scale for
+each group of inputs (torchao 0.18: `Int8Tensor`, `IntxUnpackedToInt8Tensor`). Its own product unpacks the whole
+matrix at each call.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-from ...kernels.packed import TYPES
+from ...kernels.packed import INT8, TYPES, PackedLinear
 from ...kernels.short_pass import DTYPES, short_pass_kernel
+from ...machine.files import refuse_lfs_pointer, written_state
 from ...machine.hardware import begin_at_lines
 from ...options import WEIGHTS, unknown_name
-from . import packed_torchao
-from .gguf import check_gguf, forget_parsed, is_gguf, read
+
+MAGIC = b"GGUF"
+# Transformers unpacks by the first, and places the tensors by the second.
+PACKAGES = ("gguf", "accelerate")
+# 4.57 takes the first special token of a Llama file for the one that ends texts.
+OLDEST_TRANSFORMERS = (5, 23)
+# Held while names of transformers or gguf are patched for a load.
+ONE_AT_A_TIME = RLock()
+# torchao's configs whose weights the kernel reads.
+CONFIGS = ("Int8WeightOnlyConfig", "IntxWeightOnlyConfig")
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether a model is named as a GGUF file."""
+    return str(path).lower().endswith(".gguf")
+
+
+def check_gguf(path: str | Path) -> None:
+    """Raise ValueError if a file is not a GGUF file, or the installed packages cannot read it."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"got {path}; allowed: an existing GGUF file, a folder or a hub name")
+    refuse_lfs_pointer(file, f"model {path}")
+    with file.open("rb") as content:
+        found = content.read(len(MAGIC))
+    if found != MAGIC:
+        raise ValueError(f"{path} is not a GGUF file: it begins with {found!r}, not {MAGIC!r}")
+    check_packages()
+
+
+def check_packages() -> None:
+    """Raise ValueError if a package that reads GGUF files is missing or too old."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise ValueError(
+            f"GGUF files need {' and '.join(missing)}; pip install {' '.join(missing)}"
+        )
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRANSFORMERS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS))
+        raise ValueError(f"GGUF files need transformers {oldest} or newer; got {version}")
+
+
+def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
+    """Load by an auto class of transformers, such as `AutoConfig`, from a GGUF file, a folder or a hub name.
+
+    Raises:
+        ValueError: if the name is that of a GGUF file, and it cannot be read.
+    """
+    if not is_gguf(path):
+        return auto_class.from_pretrained(path, **words)
+    check_gguf(path)
+    file = Path(path).absolute()
+    package, before = import_module("gguf"), transformers.logging.get_verbosity()
+    parse = package.GGUFReader
+    # Each file is parsed once, not for the config, the tokenizer and the weights each, and each table of names is
+    # made once, not for each module: of a model with 30 layers and 49,152 tokens together 11 s.
+    once = {
+        "GGUFReader": lambda path: _parsed(parse, str(path), written_state(path)),
+        "get_tensor_name_map": cache(package.get_tensor_name_map),
+    }
+    with patched(vars(package), once):
+        transformers.logging.set_verbosity_error()  # of notes about keys of the file that are not needed
+        try:
+            return auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
+        finally:
+            transformers.logging.set_verbosity(before)
+
+
+def read_tokenizer(path: str | Path, **words: Any) -> Any:
+    """Return the tokenizer of a folder, a GGUF file or a hub name; errors as of `read`.
+
+    Tokenizers that are a sentencepiece model, such as Llama's and Vicuna's, once put a word's beginning after every
+    special token: "</s>" and "▁USER" where a chat goes on. Transformers 4 reads them so unless their settings say
+    `legacy: false`. Transformers 5 takes no word for false, and reads second turns in tokens that these models were
+    not trained on.
+    """
+    tokenizer = read(AutoTokenizer, path, **words)
+    is_sentencepiece = str(getattr(tokenizer, "vocab_file", "")).endswith("tokenizer.model")
+    if is_sentencepiece and getattr(tokenizer, "legacy", None) is False:
+        settings = get_tokenizer_config(str(path), **words)
+        if settings.get("legacy") is None:
+            return read(AutoTokenizer, path, legacy=True, **words)
+    return tokenizer
+
+
+@lru_cache(maxsize=1)
+def _parsed(parse: Callable[[str], Any], path: str, changed: object) -> Any:
+    """Return the parsed file; `changed` tells its versions apart."""
+    return parse(path)
+
+
+@contextmanager
+def patched(names: dict[str, Any], values: dict[str, Any]) -> Iterator[None]:
+    """Within the block names of transformers or gguf have other values; one thread at a time."""
+    with ONE_AT_A_TIME:
+        own = {name: names[name] for name in values}
+        names.update(values)
+        try:
+            yield
+        finally:
+            names.update(own)
 
 
 def choose_weights(
@@ -39,7 +150,7 @@ def choose_weights(
     if asked not in WEIGHTS:
         raise ValueError(unknown_name("weights", asked, WEIGHTS))
     is_file = is_gguf(path)
-    kind = None if is_file else packed_torchao.quantised_as(config)
+    kind = None if is_file else quantised_as(config)
     if not is_file and kind is None:
         if asked != "auto":
             allowed = "only with a GGUF file or a model that torchao quantised"
@@ -71,8 +182,8 @@ def _why_not_native(
         if not has_packed(path):
             allowed = f"with weights of {', '.join(TYPES)}"
             return f"with {path}, which has no such weights; allowed: {allowed}"
-    elif kind not in packed_torchao.CONFIGS:
-        allowed = f"with one of {' or '.join(packed_torchao.CONFIGS)}"
+    elif kind not in CONFIGS:
+        allowed = f"with one of {' or '.join(CONFIGS)}"
         return f"with {path}, quantised with {kind}; allowed: {allowed}"
     if not short_pass_kernel():
         return "without its kernel (a warning says why); allowed: where the kernel can be built"
@@ -92,7 +203,7 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     """
     if is_gguf(path):
         model = _read_gguf(path, weights == "native", **words)
-        forget_parsed()
+        _parsed.cache_clear()
     else:
         model = keep_as(read(AutoModelForCausalLM, path, **words), weights)
     begin_at_lines(model)
@@ -101,10 +212,10 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
 
 def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedModel:
     check_gguf(path)
-    from .packed_gguf import packed_layers  # not in an older transformers
+    from .packed_gguf import Quantizer  # not in an older transformers
 
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
-    with packed_layers() if is_native else nullcontext():
+    with patched(AUTO_QUANTIZER_MAPPING, {"gguf": Quantizer}) if is_native else nullcontext():
         model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
     if is_native:
         model.hf_quantizer.remove_quantization_config(model)
@@ -116,6 +227,82 @@ def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedMod
 
 def keep_as(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
     """Return a loaded model with the weights that torchao quantised, if any, kept as `choose_weights` returned."""
-    if weights and packed_torchao.quantised_as(model.config):
-        (packed_torchao.pack if weights == "native" else packed_torchao.dequantise)(model)
+    if weights and quantised_as(model.config):
+        (pack if weights == "native" else dequantise)(model)
     return model
+
+
+def quantised_as(config: Any) -> str | None:
+    """Return the name of the torchao config that a model was quantised with; None if torchao did not quantise it.
+
+    Args:
+        config: of the model, of transformers or as a dictionary.
+    """
+    words = config if isinstance(config, dict) else config.to_dict()
+    found = words.get("quantization_config") or {}
+    if found.get("quant_method") != "torchao":
+        return None
+    kind = found.get("quant_type") or {}
+    of_all = kind.get("default") if isinstance(kind, dict) else None
+    return str(of_all["_type"]) if isinstance(of_all, dict) else "another kind of torchao config"
+
+
+def pack(model: Any) -> None:
+    """Replace the layers that torchao quantised by packed ones, if these have the same weights to the bit.
+
+    Other layers stay as they are: those with zero points or groups that blocks of 32 inputs cannot hold, or whose
+    inputs are quantised too.
+    """
+    for name, layer in list(_quantised(model)):
+        blocks = _blocks(layer.weight)
+        if blocks is None:
+            continue
+        packed = PackedLinear(blocks, layer.weight.dtype, layer.bias)
+        if torch.equal(packed.weight, layer.weight.dequantize()):
+            model.set_submodule(name, packed)
+    _forget(model)
+
+
+def dequantise(model: Any) -> None:
+    """Replace the weights that torchao quantised by plain ones."""
+    for _, layer in list(_quantised(model)):
+        layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
+    _forget(model)
+
+
+def _quantised(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and hasattr(module.weight, "qdata"):
+            yield name, module
+
+
+def _forget(model: Any) -> None:
+    if not any(_quantised(model)):
+        model.hf_quantizer.remove_quantization_config(model)
+
+
+def _blocks(weight: Any) -> torch.Tensor | None:
+    """Return a weight's blocks [O, I / 32, 36], uint8; None if they cannot hold it."""
+    numbers, scale, zeros = weight.qdata, weight.scale, weight.zero_point
+    quantises_inputs = getattr(weight, "act_quant_kwargs", None) or getattr(
+        weight, "activation_quantization", None
+    )
+    is_plain = (
+        not quantises_inputs
+        and numbers.dtype == torch.int8
+        and numbers.ndim == 2
+        and scale.shape[:1] == numbers.shape[:1]
+        and (zeros is None or not zeros.any())
+    )
+    size = INT8[0]
+    if not is_plain or numbers.shape[1] % (size * scale.shape[1]):
+        return None
+    count = numbers.shape[1] // size
+    scales = scale.float().repeat_interleave(count // scale.shape[1], dim=1)[:, :, None]
+    return torch.cat(
+        (
+            scales.contiguous().view(torch.uint8),
+            numbers.view(torch.uint8).reshape(len(numbers), count, size),
+        ),
+        dim=2,
+    )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evaluation.answers.provenance import model_fingerprint
-from model.api.loading import gguf
+from model.api.loading import weights
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from tests.evaluation.conftest import error_line, read_meta, run, token_ids
@@ -87,7 +87,7 @@ def test_an_architecture_that_transformers_does_not_read_is_refused_in_one_line(
 def test_a_missing_package_is_named_in_one_line(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf, "find_spec", lambda _: None)
+    monkeypatch.setattr(weights, "find_spec", lambda _: None)
     assert "need gguf and accelerate; pip install gguf accelerate" in error_of(file, capsys)
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import httpx
 import uvicorn
 
+from model.serve.__main__ import listening_socket
 from model.serve.app import make_app
-from model.serve.command import listening_socket
 from model.serve.options import ServeOptions
 from model.serve.service import Service
 from tests.model.api.test_decoder import decoder_for, demo

@@ -18,7 +18,7 @@ import pytest
 
 from model.commands.command_line import UserError
 from model.methods import BUILT_IN
-from model.serve import command
+from model.serve import __main__ as command
 from model.serve.options import ServeOptions
 from tests.model.api.test_decoder import DEMO
 

@@ -15,16 +15,15 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging
 
 from model import SpeculativeDecoder
-from model.api.loading import gguf
-from model.api.loading.gguf import read
-from model.api.loading.weights import read_weights
+from model.api.loading import weights
+from model.api.loading.weights import read, read_weights
 from model.backends.target import TargetModel
 from model.methods import METHODS
 from tests.model.api.loading.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
 from tests.model.decoded import referee, required_options
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(gguf.transformers, "GgufConfig"),
+    not hasattr(weights.transformers, "GgufConfig"),
     reason="GGUF files need transformers 5.23 or newer",
 )
 PROMPT = "Tell me about the sea."
@@ -115,17 +114,17 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "x.gguf")
 
 
-@pytest.mark.parametrize("missing", gguf.PACKAGES)
+@pytest.mark.parametrize("missing", weights.PACKAGES)
 def test_a_missing_package_is_named(
     missing: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr(weights, "find_spec", lambda name: None if name == missing else object())
     with pytest.raises(ValueError, match=rf"need {missing}; pip install {missing}$"):
         read_weights(file)
 
 
 def test_an_older_transformers_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf.transformers, "__version__", "5.9.1")
+    monkeypatch.setattr(weights.transformers, "__version__", "5.9.1")
     with pytest.raises(ValueError, match=r"need transformers 5\.23 or newer; got 5\.9\.1$"):
         read(AutoTokenizer, file)
 

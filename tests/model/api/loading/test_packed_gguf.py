@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder
-from model.api.loading import gguf
+from model.api.loading import weights
 from model.api.loading.weights import choose_weights, read_weights
 from model.backends.target import TargetModel
 from model.commands.model_options import ModelOptions
@@ -25,7 +25,7 @@ from tests.model.api.loading.tiny_gguf import LAYERS, tiny_llama, write_gguf
 from tests.model.decoded import referee, required_options
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(gguf.transformers, "GgufConfig"),
+    not hasattr(weights.transformers, "GgufConfig"),
     reason="GGUF files need transformers 5.23 or newer",
 )
 PROMPT = "Tell me about the sea."

@@ -16,9 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TorchAoConfig
 
 from model import SpeculativeDecoder
-from model.api.loading import weights as kept
-from model.api.loading.packed_torchao import quantised_as
-from model.api.loading.weights import choose_weights, read_weights
+from model.api.loading import weights
+from model.api.loading.weights import choose_weights, quantised_as, read_weights
 from model.backends.target import TargetModel
 from model.kernels.packed import PackedLinear
 from model.kernels.short_pass import short_pass_kernel
@@ -106,7 +105,7 @@ def test_auto_is_native_only_for_whole_numbers_on_a_cpu(monkeypatch: pytest.Monk
         ValueError, match=r"quantised with Int8Dynamic.*; allowed: with one of Int8W"
     ):
         choose_weights(DEMO, "native", "cpu", torch.float32, others)
-    monkeypatch.setattr(kept, "short_pass_kernel", lambda: None)
+    monkeypatch.setattr(weights, "short_pass_kernel", lambda: None)
     assert choose_weights(DEMO, "auto", "cpu", torch.float32, config) is None
 
 
