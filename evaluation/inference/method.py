@@ -25,9 +25,8 @@ from evaluation.inference.plan import Plan
 from model.api.prompts import ends_text
 from model.backends.proofs.packing import batch_of
 from model.backends.target import TargetModel
-from model.budget.batch import batch_budget
 from model.budget.cost_model import CostModel
-from model.budget.paced import CostAwareDrafter
+from model.budget.paced import CostAwareDrafter, batch_budget
 from model.commands.command_line import user_errors
 from model.commands.loading import make_drafter
 from model.engine.batch import Batch

@@ -31,7 +31,7 @@ from evaluation.questions.conversation import (
 )
 from evaluation.questions.questions import DATA_FOLDER, load_questions, question_file_of
 from model.backends.target import TargetModel
-from model.budget.threads import use_fastest_threads
+from model.budget.measure import use_fastest_threads
 from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash, refuse_outputs
 from model.commands.loading import (

@@ -18,7 +18,7 @@ from ..backends.passes.prefix_cache import PrefixCache
 from ..backends.proofs.packing import batch_of
 from ..backends.proofs.self_test import prove_changes
 from ..backends.target import TargetModel
-from ..budget.batch import BatchBudget, batch_budget
+from ..budget.paced import BatchBudget, batch_budget
 from ..engine.batch import Batch, Turn, run
 from ..engine.drafter import Drafter
 from ..engine.loop import steps_of

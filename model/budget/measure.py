@@ -1,7 +1,10 @@
-"""Measures the time of passes of a target model on this device, by number of nodes and context.
+"""Measures the time of passes of a target model on this device: by number of nodes and context, and by CPU threads.
 
 The curve is kept on disk only if the machine was steady, together with how steady it was. It is used
 again only if a short check finds that passes still take the kept times.
+
+More threads are not always faster. A small model's layers end before the threads have met; beside other work
+threads wait for each other, and two can be ten times slower than one.
 """
 
 from __future__ import annotations
@@ -49,6 +52,12 @@ MOST_SPREAD, MOST_LOST = 0.1, 0.1
 CHECKED = (1, 8)
 CHECK_ROUNDS, CHECK_SECONDS = 3, 0.3
 DISAGREES = 1.15
+# Numbers of threads are timed with a draft of about as many nodes as most steps verify. It ends after this time, or
+# once every number has been timed this long in all.
+THREAD_CONTEXT, THREAD_NODES = 64, 8
+THREAD_SECONDS, ENOUGH_SECONDS, LEAST_ROUNDS = 3.0, 0.3, 2
+# Fewer threads than all must save this share of a pass's time: choices then repeat from run to run.
+WORTHWHILE = 0.1
 
 
 def step_costs(target: TargetModel) -> CostModel:
@@ -228,13 +237,6 @@ def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:
     return make(tokens)
 
 
-def has_room(target: TargetModel, num_nodes: int, context: int) -> bool:
-    """Whether a draft from `draft_of` fits the model's context after `context` tokens; a star has depth 1."""
-    limit = target.context_limit(context + 1)
-    is_star = not target.chain_only and not target.mixers
-    return is_star or limit is None or context + num_nodes <= limit
-
-
 def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: int) -> float:
     """Return the milliseconds of one forward pass and its read-out after `context` cached rows.
 
@@ -256,3 +258,49 @@ def _time_in_a_row(target: TargetModel, cache: TreeCache, tree: DraftTree, conte
         others = (time_pass(target, cache, tree, context) for _ in range(1, IN_A_ROW))
         fastest = min(fastest, *others)
     return fastest
+
+
+def numbers_to_try(most: int) -> list[int]:
+    return sorted({1, max(1, most // 2), most})
+
+
+def choose(milliseconds: dict[int, float]) -> int:
+    """Return the fastest number of threads; all of them, unless fewer save a `WORTHWHILE` share."""
+    fastest, most = min(milliseconds, key=lambda n: milliseconds[n]), max(milliseconds)
+    is_better = milliseconds[fastest] < (1 - WORTHWHILE) * milliseconds[most]
+    return fastest if is_better else most
+
+
+@torch.inference_mode()
+def use_fastest_threads(target: TargetModel) -> str:
+    """Set torch's threads to the number that a pass is fastest with, up to the number set now.
+
+    Returns:
+        The choice in one line, with what it was made from; "" if there is nothing to choose, as on a GPU.
+    """
+    most = torch.get_num_threads()
+    if target.device.type != "cpu" or most == 1:
+        return ""
+    limit = target.context_limit(1) or THREAD_CONTEXT + THREAD_NODES
+    context = max(0, min(THREAD_CONTEXT, limit - THREAD_NODES))
+    size = min(THREAD_NODES, limit)
+    cache, tree = target.new_cache(context + size), draft_of(target, size)
+    times: dict[int, list[float]] = {n: [] for n in numbers_to_try(most)}
+    start = time.perf_counter()
+    num_rounds = 0
+    while True:
+        for num_threads, found in times.items():
+            torch.set_num_threads(num_threads)
+            time_pass(target, cache, tree, context)  # the first wakes the threads
+            found.append(time_pass(target, cache, tree, context))
+        num_rounds += 1
+        is_enough = min(map(sum, times.values())) > 1e3 * ENOUGH_SECONDS
+        next_round = (time.perf_counter() - start) * (num_rounds + 1) / num_rounds
+        if next_round > THREAD_SECONDS or (is_enough and num_rounds >= LEAST_ROUNDS):
+            break
+    # Means: beside other work most passes are undisturbed, and the few that wait take most of the time.
+    means = {n: statistics.fmean(found) for n, found in times.items()}
+    chosen = choose(means)
+    torch.set_num_threads(chosen)
+    tried = ", ".join(f"{ms:.1f} ms with {n}" for n, ms in means.items())
+    return f"threads: {chosen} (a pass of {THREAD_NODES} nodes takes {tried} on average)"

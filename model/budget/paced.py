@@ -1,23 +1,39 @@
-"""Drafters with an automatic budget: they draft if that pays on this device, else they rest."""
+"""Automatic budgets, of one text and of all texts of a batch: they draft if that pays on this device.
+
+In a batch the texts' offers are merged, falling by their acceptance probability. A step of B texts with n drafted
+nodes emits B tokens and, expected, the sum of the first n probabilities; the best n is that with the most tokens
+per millisecond of a pass over B + n rows. All offers fall, so each text takes the first nodes of its own. Costs are
+corrected by every step, as for a single text (`model.budget.cost_model`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..backends.proofs.packing import shared_passes, why_not_packed
 from ..backends.target import TargetModel
 from ..engine.budget import DraftBudget
 from ..engine.drafter import Drafter, VerifiedStep
 from ..engine.tree import DraftTree
+from ..machine.timing import seconds_of
 from .cost_model import CostModel
-from .measure import step_costs
+from .measure import MAX_MEASURED_NODES, contexts_of, step_costs
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
+
+TEXT_COSTS = "text-costs"
+# Texts of the timed packed pass, and rounds of timing, of which the fastest counts.
+TIMED_TEXTS, ROUNDS = 4, 7
+# Fewest nodes that a text may offer, however many texts there are, and the probability below which none is offered:
+# such nodes do not pay on any device that was measured.
+FEWEST_OFFERED, LEAST = 8, 0.02
 
 
 class CostAwareDrafter(Drafter):
@@ -92,3 +108,118 @@ class PacedDrafter(Drafter):
         taken = time.perf_counter_ns() - self._begun
         if self._target.num_prepared == self._num_prepared:
             self._costs.learn(step.tree.topology.num_nodes, len(tokens), self._num_cached, taken)
+
+
+class BatchBudget:
+    """Divides the drafted nodes of a step among the texts of a batch (`model.engine.batch.NodeBudget`).
+
+    Args:
+        target: the model; its costs are measured if they are not known.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        self._measured = step_costs(target)
+        self._for_text = text_costs(target)
+        self._costs: dict[int, CostModel] = {}  # by the number of texts
+
+    def is_resting(self, num_texts: int) -> bool:
+        """Whether the next step of this many texts is of roots alone."""
+        return self._of(num_texts).switch.is_resting
+
+    def offered(self, num_texts: int) -> tuple[int, float]:
+        """Return the most drafted nodes that a text may offer, and the least probability of one."""
+        return max(FEWEST_OFFERED, MAX_MEASURED_NODES // num_texts - 1), LEAST
+
+    def share(self, offers: Sequence[Sequence[float]], num_texts: int, context: float) -> list[int]:
+        """Return how many of its offered nodes each text takes.
+
+        Args:
+            offers: for each text that offers the acceptance probabilities of its nodes, falling.
+            num_texts: texts of the step.
+            context: cached tokens of a text, on average.
+        """
+        gains = sorted(chain.from_iterable(offers), reverse=True)
+        curve = self._of(num_texts).at(int(context))
+        count = curve.best_size(gain / num_texts for gain in gains)
+        least = gains[count - 1] if count else float("inf")
+        taken = [sum(gain > least for gain in offer) for offer in offers]
+        num_left = count - sum(taken)
+        for index, offer in enumerate(offers):  # of equal ones the first texts'
+            more = min(num_left, offer.count(least))
+            taken[index] += more
+            num_left -= more
+        return taken
+
+    def learn(
+        self, num_texts: int, num_nodes: int, num_tokens: int, context: float, nanoseconds: int
+    ) -> None:
+        """Learn from a step: its nodes, roots included, the tokens of all texts, and its time."""
+        num_drafted = num_nodes - num_texts
+        self._of(num_texts).learn(
+            1 + num_drafted, num_tokens / num_texts, int(context), nanoseconds
+        )
+
+    def cost(self, num_texts: int, num_nodes: int, context: int) -> float:
+        """Return the milliseconds of a step of this many texts and nodes, roots included."""
+        return self._of(num_texts).at(context).of(1 + num_nodes - num_texts)
+
+    def _of(self, num_texts: int) -> CostModel:
+        """Return the costs of steps of this many texts."""
+        if num_texts not in self._costs:
+            costs = self._measured.of_texts(num_texts, self._for_text)
+            kin = (
+                one
+                for number, one in self._costs.items()
+                if number.bit_length() == num_texts.bit_length()
+            )
+            if (known := next(kin, None)) is not None:
+                costs.share_learned(known)
+            self._costs[num_texts] = costs
+        return self._costs[num_texts]
+
+
+def batch_budget(drafter: Drafter, target: TargetModel) -> BatchBudget | None:
+    """Return the budget of a batch whose texts draft with this method.
+
+    Returns:
+        None if their trees have fixed sizes, or if they cannot share passes: then each has a budget of its own.
+    """
+    if why_not_packed(target):
+        return None
+    wants_costs = isinstance(drafter, CostAwareDrafter) and drafter.wants_costs
+    return BatchBudget(target) if wants_costs else None
+
+
+def text_costs(target: TargetModel) -> tuple[float, float]:
+    """Return the milliseconds that a further text adds to a pass, its rows aside, near and far (`CONTEXTS`).
+
+    Its keys are read, and each layer attends once more. Measured at the first call.
+    """
+    with target.lock:
+        if TEXT_COSTS not in target.measured:
+            near, far = (_text_cost(target, context) for context in contexts_of(target))
+            target.measured[TEXT_COSTS] = near, far
+        found: tuple[float, float] = target.measured[TEXT_COSTS]
+        return found
+
+
+@torch.inference_mode()
+def _text_cost(target: TargetModel, context: int) -> float:
+    passes = shared_passes(target, TIMED_TEXTS)
+    caches = [passes.new_cache(context + TIMED_TEXTS) for _ in range(TIMED_TEXTS)]
+    own = target.new_cache(context + TIMED_TEXTS)
+    roots, star = [DraftTree.chain([1])] * TIMED_TEXTS, DraftTree.star([1] * TIMED_TEXTS)
+
+    def shared() -> None:
+        passes.forward(roots, caches)
+
+    def alone() -> None:
+        target.forward(star, own)
+
+    fastest = {shared: float("inf"), alone: float("inf")}
+    for _ in range(ROUNDS):
+        for run in fastest:
+            for cache in (own, *caches):
+                cache.set_length(context)
+            fastest[run] = min(fastest[run], seconds_of(run, target.synchronize))
+    return max(0.0, 1e3 * (fastest[shared] - fastest[alone]) / (TIMED_TEXTS - 1))

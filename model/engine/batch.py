@@ -63,7 +63,7 @@ class Turn:
 
 
 class NodeBudget(Protocol):
-    """Divides the drafted nodes of a step among its texts; its methods are described in `model.budget.batch`."""
+    """Divides the drafted nodes of a step among its texts; its methods are described in `model.budget.paced`."""
 
     def is_resting(self, num_texts: int) -> bool: ...
 

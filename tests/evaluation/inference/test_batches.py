@@ -15,7 +15,7 @@ import torch
 from evaluation.answers.defects import row_flaws
 from evaluation.answers.row import AnswerRow
 from model.backends.proofs import packing
-from model.budget import batch as budget_batch
+from model.budget import paced
 from model.commands.command_line import UserError
 from model.engine import step as engine_step
 from model.engine.batch import Batch, Event
@@ -89,7 +89,7 @@ def test_texts_that_cannot_share_a_pass_are_decoded_in_turn(
     packed_steps: list[list[Event]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (packing, budget_batch):
+    for module in (packing, paced):
         monkeypatch.setattr(module, "why_not_packed", lambda target: "it is so")
     both(method, few, tmp_path)
     records = [event.record for events in packed_steps for event in events if event.record]

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model.backends.target import TargetModel
-from model.budget import threads
-from model.budget.threads import choose, numbers_to_try, use_fastest_threads
+from model.budget import measure
+from model.budget.measure import choose, numbers_to_try, use_fastest_threads
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "data" / "demo" / "model"
 
@@ -50,7 +50,7 @@ def test_one_half_and_all_are_tried(most: int, tried: list[int]) -> None:
 def test_fewer_threads_must_be_clearly_faster(
     milliseconds: dict[int, float], expected: int
 ) -> None:
-    assert choose(milliseconds).num_threads == expected
+    assert choose(milliseconds) == expected
 
 
 @pytest.mark.parametrize("fastest", [1, 4, 8])
@@ -60,11 +60,11 @@ def test_the_fastest_number_is_set_and_said(
     def milliseconds(*_: object) -> float:
         return 200.0 if num_threads[-1] == fastest else 400.0
 
-    monkeypatch.setattr(threads, "time_pass", milliseconds)
+    monkeypatch.setattr(measure, "time_pass", milliseconds)
     choice = use_fastest_threads(target)
-    assert choice is not None and num_threads[-1] == choice.num_threads == fastest
-    assert str(choice).startswith(f"threads: {fastest} (a pass of 8 nodes takes ")
-    assert f"200.0 ms with {fastest}" in str(choice)
+    assert num_threads[-1] == fastest
+    assert choice.startswith(f"threads: {fastest} (a pass of 8 nodes takes ")
+    assert f"200.0 ms with {fastest}" in choice
     assert set(num_threads) == {1, 4, 8}
 
 
@@ -77,8 +77,8 @@ def test_a_slow_model_is_timed_for_three_seconds_at_most(
         clock[0] += 0.9
         return 900.0
 
-    monkeypatch.setattr(threads, "time_pass", slow_pass)
-    monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measure, "time_pass", slow_pass)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
     use_fastest_threads(target)
     assert clock[0] <= 6 * 0.9, "one round of three numbers, each woken first, and no more"
 
@@ -87,6 +87,6 @@ def test_with_one_thread_there_is_nothing_to_choose(
     target: TargetModel, num_threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_threads[:] = [1]
-    monkeypatch.setattr(threads, "time_pass", lambda *_: pytest.fail("nothing is to be timed"))
-    assert use_fastest_threads(target) is None
+    monkeypatch.setattr(measure, "time_pass", lambda *_: pytest.fail("nothing is to be timed"))
+    assert use_fastest_threads(target) == ""
     assert num_threads == [1]

@@ -18,8 +18,8 @@ from model.backends.passes.cache import TreeCache
 from model.backends.passes.packed import PackedPasses
 from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.target import TargetModel
-from model.budget.batch import BatchBudget
 from model.budget.cost_model import CostModel
+from model.budget.paced import BatchBudget
 from model.engine.batch import Batch, Event
 from model.engine.batch import run as run_batch
 from model.engine.budget import DraftBudget
