@@ -17,9 +17,8 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -40,6 +39,8 @@ from .commands.model_options import (
     MODEL_PATHS,
     MODELS_FOLDER,
     ModelOptions,
+    auto_device,
+    default_dtype,
 )
 from .machine.cpp import BuildError
 from .machine.packages import NAME, installed_version, requirements, versions
@@ -78,15 +79,8 @@ GIB = 2**30
 INDENT = 14  # columns of the names
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: of the thing.
-        found: what is there.
-        advice: what to do about it; "" if nothing.
-    """
+class Finding(NamedTuple):
+    """One thing that was looked at: its name, what is there, and what to do about it; "" if nothing."""
 
     name: str
     found: str
@@ -132,7 +126,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         if not as_json:
             print(finding, flush=True)
     if as_json:
-        told = {"versions": versions(), "findings": [asdict(each) for each in found]}
+        told = {"versions": versions(), "findings": [each._asdict() for each in found]}
         print(json.dumps(told, indent=2))
     return int(model is not None and any(finding.advice for finding in found))
 
@@ -208,8 +202,6 @@ def _chosen_device() -> torch.device:
     """Return the device `auto`, the CPU beside a GPU that torch cannot use."""
     import torch
 
-    from .commands.model_options import auto_device
-
     try:
         return torch.device(auto_device())
     except UserError:
@@ -219,15 +211,13 @@ def _chosen_device() -> torch.device:
 def _device() -> Iterator[Finding]:
     import torch
 
-    from .commands.model_options import auto_device
     from .machine.hardware import device_name
 
     try:
-        auto_device()
+        device = torch.device(auto_device())
     except UserError as error:
         yield Finding("device", "a GPU that torch cannot use", str(error))
         return
-    device = _chosen_device()
     if device.type == "cuda":
         for index in range(torch.cuda.device_count()):
             yield Finding("device", f"cuda:{index} ({torch.cuda.get_device_name(index)})")
@@ -237,8 +227,6 @@ def _device() -> Iterator[Finding]:
 
 
 def _dtype() -> Iterator[Finding]:
-    from .commands.model_options import default_dtype
-
     device = _chosen_device()
     name = str(default_dtype(device)).removeprefix("torch.")
     half = "; --dtype bfloat16 reads half as many bytes" if device.type == "cpu" else ""
@@ -282,14 +270,8 @@ def _processor() -> Iterator[Finding]:
 def _huge_pages() -> Iterator[Finding]:
     from .machine.hardware import huge_pages_are_possible
 
-    if huge_pages_are_possible():
-        yield Finding("huge pages", "weights lie in them")
-    else:
-        yield Finding(
-            "huge pages",
-            "none, so that weights are read more slowly",
-            "Linux 6.1 or newer has them",
-        )
+    none = ("none, so that weights are read more slowly", "Linux 6.1 or newer has them")
+    yield Finding("huge pages", *(["weights lie in them"] if huge_pages_are_possible() else none))
 
 
 def _compiler() -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from .decoder import TokenRecycling
 from .generate_arguments import UnsupportedCallError
 from .loading.models import without_wrapper
-from .speculative_method import Asked, Generated, SpeculativeMethod, ended_on_error
+from .speculative_method import Generated, SpeculativeMethod, ended_on_error
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Speculative(SpeculativeMethod):
             "custom_generate: the library was imported within the call, whose streamer, tokenizer, assistant_model "
             "and synced_gpus it does not see; import it before"
         )
-        return self.decode(Asked({}), *args, **kwargs)
+        return self.decode({}, False, *args, **kwargs)
 
 
 class Recycling(Speculative):

@@ -34,7 +34,7 @@ from ..methods import MethodName, drafter_class
 from ..options import chosen
 from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits
 from .defaults import choice_of, config_of, option_names
-from .generate_arguments import OF_MANY, refuse_foreign, warn_of_settings
+from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece, TextStream, pieces_of
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
@@ -179,7 +179,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
         """
-        refuse_foreign(foreign, "generate")
+        refuse_foreign(foreign, self.generate)
         prompt_ids, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
@@ -203,7 +203,7 @@ class SpeculativeDecoder:
         No piece ends inside a character. Leaving the iteration ends the answer; the cache still
         serves the next prompt.
         """
-        refuse_foreign(foreign, "stream")
+        refuse_foreign(foreign, self.stream)
         _, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
@@ -231,7 +231,7 @@ class SpeculativeDecoder:
         Returns:
             The answers in the order of the prompts.
         """
-        refuse_foreign(foreign, "generate_all", OF_MANY)
+        refuse_foreign(foreign, self.generate_all)
         found = self.answers(
             prompts,
             batch_size=batch_size,
@@ -293,7 +293,7 @@ class SpeculativeDecoder:
             RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
-        refuse_foreign(foreign, "answers", OF_MANY)
+        refuse_foreign(foreign, self.answers)
         check_prompts(prompts)
         check_processors(logits_processors)
         device, of_rule = self.target.device, (temperature, top_k, top_p)

@@ -7,8 +7,9 @@ is noticed.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..backends.proofs.support import CACHE_ARGUMENTS, holds_tokens
-from ..engine.rules import refuse_stateful
+from ..engine.rules import STATEFUL
 from ..machine.packages import HERE
 from ..options import unknown_name
 from .prepared_call import PreparedCall, are_by_row, is_by_row
@@ -38,19 +39,11 @@ class UnsupportedCallError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """Arguments of `generate` that are alike.
+    """Arguments of `generate` that are alike."""
 
-    Attributes:
-        names: theirs, with spaces between.
-        here: what they do, in words for the table.
-        refused: whether a value cannot be honoured; None: all can.
-        allowed: what can, for the error's text.
-        refused_in_batch: whether a value cannot be honoured with several prompts.
-        allowed_in_batch: what can there.
-    """
-
-    names: str
-    here: str
+    names: str  # with spaces between
+    here: str  # what they do, in words for the table
+    # Whether a value cannot be honoured, at all or with several prompts, and what can, for the error's text.
     refused: Callable[[Any, PreparedCall], bool] | None = None
     allowed: str = ""
     refused_in_batch: Callable[[Any, PreparedCall], bool] | None = None
@@ -101,20 +94,16 @@ def _has_holes(value: Any, call: PreparedCall) -> bool:
 
 def _are_own_positions(value: Any, call: PreparedCall) -> bool:
     """Whether positions are the caller's; transformers 5 makes them for each call, 4 counts on from none."""
-    return "position_ids" in call.given or (value is not None and not call.has_usual_positions)
+    if value is None or "position_ids" in call.given:
+        return "position_ids" in call.given
+    seen = [row[num:] for row, num in zip(value.tolist(), call.padding, strict=True)]
+    return any(row != list(range(len(row))) for row in seen)
 
 
 def _has_stateful(value: Any, call: PreparedCall) -> bool:
-    """Whether greedy decoding has one of transformers' own processors that count their calls."""
-    try:
-        refuse_stateful(() if call.config.do_sample else call.processors)
-    except ValueError:
-        return True
-    return False
-
-
-def _is_of_stateful(value: Any, call: PreparedCall) -> bool:
-    return value is not None and _has_stateful(value, call)
+    """Whether greedy decoding has one of transformers' own processors that count their calls, by this setting."""
+    processors = () if value is None or call.config.do_sample else call.processors
+    return any(isinstance(one, STATEFUL) for one in processors)
 
 
 def _has_of_all_rows(value: Any, call: PreparedCall) -> bool:
@@ -191,7 +180,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         _is_in_output,
         "output_scores, output_logits",
     ),
-    Argument("guidance_scale watermarking_config", COUNTING, _is_of_stateful, SAMPLING),
+    Argument("guidance_scale watermarking_config", COUNTING, _has_stateful, SAMPLING),
     Argument(
         "encoder_repetition_penalty encoder_no_repeat_ngram_size",
         "work; with several prompts transformers'",
@@ -338,14 +327,6 @@ def table() -> str:
     return "\n".join(("| argument of `generate` | here |", "|---|---|", *rows))
 
 
-OURS = (
-    *("prompt", "max_new_tokens", "temperature", "top_k", "top_p"),
-    *("seed", "stop_strings", "logits_processors"),
-)
-OF_MANY = (
-    *("prompts", *OURS[1:]),
-    *("batch_size", "shares_memory", "return_exceptions", "show_progress"),
-)
 PROMPT = "the prompt is the first argument, and may be a tokenizer's output as it is: without **"
 PROCESSORS = "logits_processors=[transformers.{}LogitsProcessor(...)]"
 # What does it in a decoder's own `generate`, also for arguments of other libraries.
@@ -370,12 +351,13 @@ INSTEAD = {
 }
 
 
-def refuse_foreign(names: Iterable[str], where: str, ours: Sequence[str] = OURS) -> None:
-    """Refuse arguments that a function of decoders got and does not have; `ours` are those that it has.
+def refuse_foreign(names: Iterable[str], function: Callable[..., Any]) -> None:
+    """Refuse arguments that a function of decoders got and does not have.
 
     Raises:
         ValueError: for the first one, with the argument of ours that does it, or where it is taken.
     """
+    where = function.__name__
     for name in names:
         instead = INSTEAD.get(name, "")
         if name in BY_NAME and instead != PROMPT:
@@ -383,6 +365,7 @@ def refuse_foreign(names: Iterable[str], where: str, ours: Sequence[str] = OURS)
             instead = f"{instead}; or {elsewhere}" if instead else elsewhere
         if instead:
             raise ValueError(f"{name}: not an argument of decoder.{where}; allowed: {instead}")
+        *ours, _ = inspect.signature(function).parameters
         raise ValueError(unknown_name(f"argument of decoder.{where}", name, ours))
 
 

@@ -50,25 +50,17 @@ Kept: TypeAlias = dict[int, torch.Tensor] | None
 
 @dataclass
 class PreparedCall:
-    """A call of `generate` as transformers hands it to a callable.
-
-    Attributes:
-        model: the model whose `generate` calls.
-        input_ids: int64 [B, P].
-        processors: of logits.
-        criteria: all that may end a text.
-        config: the generation config of the call: the model's own and what the call gives.
-        arguments: all other arguments.
-        given: the names that the call itself gives, as far as they can be known.
-    """
+    """A call of `generate` as transformers hands it to a callable."""
 
     model: PreTrainedModel
-    input_ids: torch.Tensor
+    input_ids: torch.Tensor  # int64 [B, P]
     processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
-    arguments: Mapping[str, Any]
-    given: frozenset[str] = frozenset()
+    criteria: StoppingCriteriaList  # all that may end a text
+    config: GenerationConfig  # of the call: the model's own and what the call gives
+    arguments: Mapping[str, Any]  # all others
+    given: frozenset[str] = (
+        frozenset()
+    )  # names that the call itself gives, as far as they can be known
 
     def __post_init__(self) -> None:
         is_asked = bool(self.config.return_dict_in_generate)
@@ -105,13 +97,6 @@ class PreparedCall:
         if self.config.pad_token_id is not None:
             return int(self.config.pad_token_id)
         return next(iter(self._ends()), None)
-
-    @property
-    def has_usual_positions(self) -> bool:
-        """Whether `position_ids` count from the first token of each text that is seen."""
-        rows = self.arguments["position_ids"].tolist()
-        seen = [row[num:] for row, num in zip(rows, self.padding, strict=True)]
-        return all(row == list(range(len(row))) for row in seen)
 
     def origin(self, name: str) -> str:
         """Say where a setting comes from if not from the call's own arguments; else nothing."""

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from transformers import (
@@ -42,23 +42,6 @@ logger = logging.getLogger(__name__)
 Generated: TypeAlias = torch.Tensor | GenerateDecoderOnlyOutput
 # Transformers keeps them from callables.
 KEPT = ("assistant_model", "synced_gpus")
-
-
-class Asked(NamedTuple):
-    """What is known of a call beside that which transformers prepares.
-
-    Attributes:
-        given: the call's arguments, by name.
-        streamer: gets the prompt [1, P], then new tokens [n].
-        is_by_token: whether these come one at a time, as of `generate`; else those of a step together.
-        may_leave: whether the call can be left to transformers. Then more than the model's context is refused,
-            where a text would end, and several prompts, if they would have to be decoded in turn.
-    """
-
-    given: Mapping[str, Any]
-    streamer: BaseStreamer | None = None
-    is_by_token: bool = True
-    may_leave: bool = False
 
 
 class SpeculativeMethod:
@@ -189,27 +172,25 @@ class SpeculativeMethod:
             generate: of the model's class.
             model: the model.
             given: the call's arguments, by name. A `step_streamer` gets the tokens of each step together.
-            may_leave: as of `Asked`.
+            may_leave: whether the call can be left to transformers. Then more than the model's context is refused,
+                where a text would end, and several prompts, if they would have to be decoded in turn.
 
         Raises:
             UnsupportedCallError: before the first token, if it cannot be decoded with drafts.
             ValueError: as transformers' own, and for a model or an option that is not allowed.
         """
-        streamer, step_streamer = given.get("streamer"), given.get("step_streamer")
-        if streamer is not None and step_streamer is not None:
+        if given.get("streamer") is not None and given.get("step_streamer") is not None:
             raise ValueError("streamer, step_streamer: got both; allowed: one of them")
         _refuse_beforehand(model, given)
         words = _with_stop_criterion(model, given, self.tokenizer)
         for name in ("streamer", "step_streamer", "tokenizer", "custom_generate"):
             words.pop(name, None)
-        is_by_token = step_streamer is None
-        asked = Asked(given, streamer if is_by_token else step_streamer, is_by_token, may_leave)
         is_reached = False
 
         def prepared(*args: Any, **kwargs: Any) -> Generated:
             nonlocal is_reached
             is_reached = True
-            return self.decode(asked, *args, **kwargs)
+            return self.decode(given, may_leave, *args, **kwargs)
 
         result = generate(model, **words, custom_generate=prepared)
         if not is_reached:
@@ -222,7 +203,8 @@ class SpeculativeMethod:
 
     def decode(
         self,
-        asked: Asked,
+        given: Mapping[str, Any],
+        may_leave: bool,
         model: PreTrainedModel,
         input_ids: torch.Tensor,
         logits_processor: LogitsProcessorList,
@@ -230,7 +212,7 @@ class SpeculativeMethod:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Generated:
-        """Decode what transformers has prepared; after `asked`, the arguments are a callable's.
+        """Decode what transformers has prepared; after the first two, as of `generate`, the arguments are a callable's.
 
         Returns:
             int64 [B, P + n], texts that are shorter than others padded on the right. With
@@ -241,25 +223,26 @@ class SpeculativeMethod:
             refuse_unverifiable(model)
         _drop_unfilled_cache(model)
         _check_inputs(model)
-        others = {name: asked.given.get(name) for name in KEPT} | {"streamer": asked.streamer}
+        by_step, by_token = given.get("step_streamer"), given.get("streamer")
+        others = {name: given.get(name) for name in KEPT}
         call = PreparedCall(
             model,
             input_ids,
             logits_processor,
             stopping_criteria,
             generation_config,
-            model_kwargs | others,
-            frozenset(asked.given),
+            model_kwargs | others | {"streamer": by_token if by_step is None else by_step},
+            frozenset(given),
         )
         check(call)
         decoder = self.prepare(model)
         requests = call.requests()
-        if asked.may_leave:
+        if may_leave:
             _leave(decoder.target, call, requests)
         if call.num_prompts > 1:
             rows = decoder.texts.steps_of_all(requests)
         else:
-            rows = [_decode_one(decoder, requests[0], input_ids, asked)]
+            rows = [_decode_one(decoder, requests[0], input_ids, by_token, by_step)]
         self.steps = [step for steps in rows for step in steps]
         answers = [[token for step in steps for token in step.tokens] for steps in rows]
         return call.output(answers)
@@ -355,10 +338,14 @@ def _leave(target: TargetModel, call: PreparedCall, requests: Sequence[Request])
 
 
 def _decode_one(
-    decoder: SpeculativeDecoder, request: Request, input_ids: torch.Tensor, asked: Asked
+    decoder: SpeculativeDecoder,
+    request: Request,
+    input_ids: torch.Tensor,
+    by_token: BaseStreamer | None,
+    by_step: BaseStreamer | None,
 ) -> list[StepRecord]:
-    """Decode a text, hand it to the streamer, and return its steps."""
-    steps, streamer = [], asked.streamer
+    """Decode a text, hand the prompt [1, P] and new tokens to the one streamer there may be, and return its steps."""
+    steps, streamer = [], by_token if by_step is None else by_step
     # An error below would leave the decoder with an open text.
     with closing(decoder.texts.steps_of(request)) as running:
         if streamer is not None:
@@ -366,7 +353,7 @@ def _decode_one(
         for step in running:
             steps.append(step)
             if streamer is not None:
-                parts = [[token] for token in step.tokens] if asked.is_by_token else [step.tokens]
+                parts = [[token] for token in step.tokens] if by_step is None else [step.tokens]
                 for part in parts:
                     streamer.put(torch.tensor(part, device="cpu"))
     if streamer is not None:

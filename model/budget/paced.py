@@ -159,10 +159,6 @@ class BatchBudget:
             1 + num_drafted, num_tokens / num_texts, int(context), nanoseconds
         )
 
-    def cost(self, num_texts: int, num_nodes: int, context: int) -> float:
-        """Return the milliseconds of a step of this many texts and nodes, roots included."""
-        return self._of(num_texts).at(context).of(1 + num_nodes - num_texts)
-
     def _of(self, num_texts: int) -> CostModel:
         """Return the costs of steps of this many texts."""
         if num_texts not in self._costs:

@@ -17,7 +17,6 @@ from torch.utils import cpp_extension
 
 from model import doctor
 from model.api.defaults import default_choice
-from model.commands import model_options
 from model.commands.command_line import UserError
 from model.doctor import Finding
 from model.kernels.short_pass import short_pass_kernel
@@ -31,7 +30,7 @@ needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
-    monkeypatch.setattr(model_options, "auto_device", lambda: "cpu")
+    monkeypatch.setattr(doctor, "auto_device", lambda: "cpu")
 
 
 def found() -> dict[str, list[Finding]]:
@@ -116,14 +115,14 @@ def test_a_gpu_that_torch_cannot_use_comes_with_what_to_do(monkeypatch: pytest.M
     def refuse() -> str:
         raise UserError("device: install a torch built for that driver")
 
-    monkeypatch.setattr(model_options, "auto_device", refuse)
+    monkeypatch.setattr(doctor, "auto_device", refuse)
     (finding,) = doctor._device()
     assert finding.advice == "device: install a torch built for that driver"
     assert next(doctor._dtype()).found.startswith("float32 on cpu")
 
 
 def test_a_gpu_is_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_options, "auto_device", lambda: "cuda")
+    monkeypatch.setattr(doctor, "auto_device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
