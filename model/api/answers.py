@@ -85,11 +85,7 @@ def named_error(index: int, error: Exception) -> Exception:
 
 
 def check_prompts(prompts: Any) -> None:
-    """Check that prompts can be iterated over.
-
-    Raises:
-        ValueError: if they cannot, or are one prompt.
-    """
+    """Raise ValueError for what cannot be iterated over, or is one prompt."""
     is_one = isinstance(prompts, str | bytes | Mapping)
     try:
         iter(prompts)
@@ -102,11 +98,7 @@ def check_prompts(prompts: Any) -> None:
 
 
 def check_processors(processors: Any) -> None:
-    """Check that processors can serve several texts; `token_rule` checks the rest.
-
-    Raises:
-        ValueError: if one of transformers' keeps the state of a text.
-    """
+    """Raise ValueError for a processor that keeps the state of a text; `token_rule` checks the rest."""
     for one in processors if isinstance(processors, Sequence) else ():
         if isinstance(one, STATEFUL):
             raise ValueError(
@@ -130,22 +122,21 @@ def with_limits(prompts: Iterable[Prompt], max_new_tokens: Limits) -> Iterator[t
         return ((prompt, limit) for prompt in prompts)
     limits = [integer(f"max_new_tokens[{place}]", one, least=1) for place, one in enumerate(limits)]
     if isinstance(prompts, Sized) and len(prompts) != len(limits):
-        raise _wrong_number(len(limits), str(len(prompts)))
+        raise _wrong_number(len(limits), len(prompts))
     return _paired(prompts, limits)
 
 
 def _paired(prompts: Iterable[Prompt], limits: list[int]) -> Iterator[tuple[Prompt, int]]:
     num_prompts = 0
-    for prompt in prompts:
-        if num_prompts == len(limits):
+    for num_prompts, prompt in enumerate(prompts, 1):
+        if num_prompts > len(limits):
             raise _wrong_number(len(limits), "more")
-        yield prompt, limits[num_prompts]
-        num_prompts += 1
+        yield prompt, limits[num_prompts - 1]
     if num_prompts < len(limits):
-        raise _wrong_number(len(limits), str(num_prompts))
+        raise _wrong_number(len(limits), num_prompts)
 
 
-def _wrong_number(num_limits: int, num_prompts: str) -> ValueError:
+def _wrong_number(num_limits: int, num_prompts: object) -> ValueError:
     return ValueError(
         f"max_new_tokens: got {num_limits} limits for {num_prompts} prompts; allowed: one for all, or one "
         "for each"

@@ -36,7 +36,7 @@ from .answers import Limits, answers_of, check_processors, check_prompts, named_
 from .defaults import choice_of, config_of, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
-from .output import GenerateOutput, StreamPiece, TextStream, pieces_of
+from .output import GenerateOutput, StreamPiece, TextStream
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
 from .turns import Texts
 
@@ -207,7 +207,7 @@ class SpeculativeDecoder:
         _, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
-        return pieces_of(running, self.tokenizer)
+        return _pieces(running, TextStream(self.tokenizer))
 
     def generate_all(
         self,
@@ -360,8 +360,7 @@ class SpeculativeDecoder:
         It has the same model and weights, a cache of its own, and a copy of what was learned so far, from
         where it learns by itself. Steps of several sessions take turns.
         """
-        config = self.drafter.config
-        options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        options = dataclasses.asdict(self.drafter.config)
         twin = type(self)(self.target, self.tokenizer, self.method, **options)
         with self.texts.turns.step:
             memory = self.drafter.memory()
@@ -369,9 +368,8 @@ class SpeculativeDecoder:
             twin.drafter.load_memory(memory)
         return twin
 
-    def __copy__(self: Decoder) -> Decoder:
-        """Return a `session`. So is a deep copy: weights are not copied."""
-        return self.session()
+    # Of any copy: weights are not copied.
+    __copy__ = session
 
     def __deepcopy__(self: Decoder, memo: dict[int, Any]) -> Decoder:
         return self.session()
@@ -399,6 +397,12 @@ class SpeculativeDecoder:
         """
         with self.texts.turns.step:
             self.drafter.load_memory(read_memory(path, self.tokenizer))
+
+
+def _pieces(steps: Iterator[StepRecord], text: TextStream) -> Iterator[StreamPiece]:
+    for step in steps:
+        piece = text.add(step.tokens, is_last=step.stop_reason is not None)
+        yield StreamPiece(piece, step.tokens, step)
 
 
 class TokenRecycling(SpeculativeDecoder):

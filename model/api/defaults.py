@@ -21,8 +21,6 @@ from ..options import unknown_name
 logger = logging.getLogger(__name__)
 
 RECYCLING = "recycling"
-# On a CPU, best first; the last one needs no compiler.
-ON_CPU = ("hybrid", "pld")
 
 
 class Choice(NamedTuple):
@@ -43,7 +41,7 @@ def default_choice(device: torch.device) -> Choice:
         return Choice(
             RECYCLING, {}, "on a GPU a pass over the tree costs about what one token does"
         )
-    best, without_compiler = ON_CPU
+    best, without_compiler = "hybrid", "pld"
     try:
         drafter_class(best).config_class()
     except ValueError as error:
@@ -79,13 +77,7 @@ def paying_options(method: str, given: Mapping[str, Any], device: torch.device) 
 def choice_of(
     method: str | None, own_method: str | None, options: dict[str, Any], device: torch.device
 ) -> Choice:
-    """Return the method and its options, those that pay on the device where none is named.
-
-    Args:
-        method: the method that the user names.
-        own_method: that of the decoder's class.
-        options: those that the user gives.
-        device: of the model.
+    """Return the method that the user names, else that of the decoder's class, else what pays on the device.
 
     Raises:
         ValueError: for options without a method.

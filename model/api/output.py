@@ -6,7 +6,7 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,8 @@ class GenerateOutput:
 
     def __repr__(self) -> str:
         """Return the beginning of the text and the figures."""
-        return f"GenerateOutput({shorten(self.text)}, {self.summary()})"
+        rest = "..." if len(self.text) > SHOWN else ""
+        return f"GenerateOutput({self.text[:SHOWN]!r}{rest}, {self.summary()})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,7 +95,6 @@ class StreamPiece:
         return self.text
 
     def __repr__(self) -> str:
-        """Return text, tokens and a word about the step."""
         return f"StreamPiece({self.text!r}, token_ids={self.token_ids}, record={self.record!r})"
 
 
@@ -146,16 +146,3 @@ class TextStream:
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
-
-
-def pieces_of(steps: Iterator[StepRecord], tokenizer: Any) -> Iterator[StreamPiece]:
-    """Yield the part of a text that each step adds."""
-    text = TextStream(tokenizer)
-    for step in steps:
-        piece = text.add(step.tokens, is_last=step.stop_reason is not None)
-        yield StreamPiece(piece, step.tokens, step)
-
-
-def shorten(text: str) -> str:
-    """Return a text as Python writes it, its beginning if it is long."""
-    return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."

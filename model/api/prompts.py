@@ -138,13 +138,8 @@ def stop_criterion(
 ) -> StopStringCriteria | None:
     """Return the criterion that ends a text after one of these strings; None if there are none.
 
-    Args:
-        strings: one or several.
-        tokenizer: of the model.
-        without_tokenizer: end of the error's text if there is no tokenizer.
-
     Raises:
-        ValueError: if a string is empty or no string, or the tokenizer is missing.
+        ValueError: if a string is empty or no string; without a tokenizer, which `without_tokenizer` says.
     """
     given = [strings] if isinstance(strings, str) else list(strings or ())
     if not all(isinstance(one, str) and one for one in given):

@@ -212,7 +212,7 @@ class SpeculativeMethod:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Generated:
-        """Decode what transformers has prepared; after the first two, as of `generate`, the arguments are a callable's.
+        """Decode what transformers has prepared: arguments as of `generate`, then those of a callable.
 
         Returns:
             int64 [B, P + n], texts that are shorter than others padded on the right. With
@@ -344,7 +344,7 @@ def _decode_one(
     by_token: BaseStreamer | None,
     by_step: BaseStreamer | None,
 ) -> list[StepRecord]:
-    """Decode a text, hand the prompt [1, P] and new tokens to the one streamer there may be, and return its steps."""
+    """Decode a text, hand the prompt [1, P] and new tokens to its streamer, if any, and return its steps."""
     steps, streamer = [], by_token if by_step is None else by_step
     # An error below would leave the decoder with an open text.
     with closing(decoder.texts.steps_of(request)) as running:

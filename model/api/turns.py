@@ -39,24 +39,19 @@ class Turns:
     There are two locks, and `step` is taken before `changed`. A text waits for its turn on `changed` alone, so that
     the text under way can go on.
 
-    Attributes:
-        step: held while a step is computed; whoever reads or writes the decoder's memory meanwhile takes it.
-            Reentrant: a processor, which is called within a step, may do so.
-        changed: held while the fields below are read or written, and never while a step is computed.
-            Reentrant: a stream that is collected while its thread waits here ends its turn.
-        holder: the text that has the turn.
-        thread: ran its last step.
-        is_stepping: whether a step of it is computed.
-        last_step: when the last one ended, by `time.monotonic`.
     """
 
     def __init__(self) -> None:
+        # Held while a step is computed; whoever reads or writes the decoder's memory meanwhile takes it.
+        # Reentrant: a processor, which is called within a step, may do so.
         self.step = threading.RLock()
+        # Held while the fields below are read or written, and never while a step is computed.
+        # Reentrant: a stream that is collected while its thread waits here ends its turn.
         self.changed = threading.Condition(threading.RLock())
         self.holder: TextTurn | None = None
-        self.thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # that ran the holder's last step
         self.is_stepping = False
-        self.last_step = 0.0
+        self.last_step = 0.0  # when the last one ended, by `time.monotonic`
 
     def note_step(self) -> None:
         """Note that the holder was continued, by this thread."""

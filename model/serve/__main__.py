@@ -58,18 +58,12 @@ examples:
 
 
 class Asked(NamedTuple):
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        name: the model's in requests.
-        method: None: what pays on the device.
-        method_options: those of the method; {} without one.
-    """
-
-    name: str
+    name: str  # the model's in requests
     model: ModelOptions
     serve: ServeOptions
-    method: Method | None
+    method: Method | None  # None: what pays on the device
     method_options: dict[str, Any]
 
 
@@ -93,11 +87,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> Asked:
-    """Return what the command line asks for.
-
-    Raises:
-        UserError: if a value is not allowed.
-    """
+    """Return what the command line asks for; raises UserError if a value is not allowed."""
     words = sys.argv[1:] if argv is None else list(argv)
     method = named_method(words)
     parser = OptionParser(
@@ -117,11 +107,7 @@ def parse(argv: Sequence[str] | None) -> Asked:
 
 
 def listening_socket(options: ServeOptions) -> socket.socket:
-    """Return a socket at the address; clients are refused until the server listens.
-
-    Raises:
-        UserError: if the address cannot be had.
-    """
+    """Return a socket at the address, or raise UserError; clients are refused until the server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM

@@ -14,19 +14,12 @@ if TYPE_CHECKING:  # it imports torch, which reports do without
 
 
 class StepCounts(NamedTuple):
-    """A step in numbers.
+    """A step in numbers."""
 
-    Attributes:
-        tokens: emitted tokens, bonus token included.
-        drafted: nodes of the draft; 0 for a step of the root alone.
-        accepted: drafted nodes whose tokens were emitted.
-        depth: of the draft; for a chain its length.
-    """
-
-    tokens: int
-    drafted: int
-    accepted: int
-    depth: int
+    tokens: int  # emitted, bonus token included
+    drafted: int  # nodes of the draft; 0 for a step of the root alone
+    accepted: int  # drafted nodes whose tokens were emitted
+    depth: int  # of the draft; for a chain its length
 
     @classmethod
     def of(cls, record: StepRecord, num_tokens: int | None = None) -> StepCounts:
@@ -38,11 +31,7 @@ class StepCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Acceptance:
-    """The steps of one answer, or of several.
-
-    Attributes:
-        steps: counts of every step, in order.
-    """
+    """The steps of one answer, or of several, in order."""
 
     steps: list[StepCounts] = field(default_factory=list)
 

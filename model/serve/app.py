@@ -79,11 +79,9 @@ async def _answer(service: Service, request: Request, kind: type[TextFields]) ->
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Return the body of a request.
+    """Return the body of a request; raises Refusal if it is larger than allowed.
 
-    Raises:
-        Refusal: if it is larger than allowed. It is read to its end all the same, and not kept: a client that still
-            sends would get a broken connection instead.
+    That is read to its end all the same, and not kept: a client that still sends would get a broken connection.
     """
     body, num_bytes = bytearray(), 0
     async for part in request.stream():

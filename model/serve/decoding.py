@@ -46,12 +46,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Logprobs:
-    """A logits processor that changes nothing, and notes the log-probabilities at each place.
-
-    Args:
-        num_prompt: tokens of the prompt.
-        num_top: how many of the likeliest tokens are told.
-    """
+    """A logits processor that changes nothing, and notes the log-probabilities at each place after a prompt."""
 
     def __init__(self, num_prompt: int, num_top: int) -> None:
         self._length, self._num_top = num_prompt, num_top
@@ -76,45 +71,27 @@ class Logprobs:
 
 
 class Piece(NamedTuple):
-    """What a step adds to an answer.
+    """What a step adds to an answer."""
 
-    Attributes:
-        text: whole characters, none of which could belong to a stop string.
-        token_ids: the step's tokens, up to the one that completes a stop string.
-        finish_reason: OpenAI's word for why the text ended; None if it goes on.
-        logprobs: of the tokens, if they were asked for.
-    """
-
-    text: str
-    token_ids: Sequence[int]
-    finish_reason: str | None
-    logprobs: list[TokenLogprob]
+    text: str  # whole characters, none of which could belong to a stop string
+    token_ids: Sequence[int]  # up to the one that completes a stop string
+    finish_reason: str | None  # OpenAI's word for why the text ended; None if it goes on
+    logprobs: list[TokenLogprob]  # if they were asked for
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A request on its way through the decoding thread.
-
-    Attributes:
-        request: the text that is asked for.
-        send: takes pieces, or one error, in the decoding thread.
-        tokenizer: makes text of tokens.
-        stop: strings before which the text ends.
-        logprobs: notes log-probabilities; also a processor of the request's rule.
-        deadline: `time.monotonic` of the latest end.
-        is_cancelled: set from any thread; the text leaves before the next step.
-        acceptance: the steps so far.
-        asked, begun, first, last: `time.monotonic` of its arrival, its admission, its first and last piece.
-    """
+    """A request on its way through the decoding thread; times are `time.monotonic`."""
 
     request: Request
-    send: Callable[[Piece | Exception], None]
+    send: Callable[[Piece | Exception], None]  # called in the decoding thread
     tokenizer: Any
-    stop: Sequence[str] = ()
-    logprobs: Logprobs | None = None
+    stop: Sequence[str] = ()  # strings before which the text ends
+    logprobs: Logprobs | None = None  # also a processor of the request's rule
     deadline: float = float("inf")
-    is_cancelled: bool = False
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    is_cancelled: bool = False  # set from any thread; the text leaves before the next step
+    acceptance: Acceptance = field(default_factory=Acceptance)  # the steps so far
+    # Of its arrival, its admission, its first and last piece.
     asked: float = field(default_factory=time.monotonic)
     begun: float = 0.0
     first: float = 0.0
@@ -183,13 +160,7 @@ class Job:
 
 
 class Counters:
-    """Counts what is decoded.
-
-    Args:
-        name: the model's.
-        num_running: returns the number of requests that are decoded.
-        num_waiting: returns the number of those that wait.
-    """
+    """Counts what is decoded by a model of this name, and asks how many requests are decoded and wait."""
 
     def __init__(
         self, name: str, num_running: Callable[[], int], num_waiting: Callable[[], int]
@@ -205,7 +176,7 @@ class Counters:
             "vllm:spec_decode_num_accepted_tokens_per_pos", by_depth, "position"
         )
         self._steps = self._counter("token_recycling:steps", "Steps, with and without a draft.")
-        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self.prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generated = self._counter("vllm:generation_tokens", "New tokens.")
         self._ended = self._new(
             "vllm:request_success", "Answers, by why they ended.", "finished_reason"
@@ -215,10 +186,6 @@ class Counters:
                 f"vllm:num_requests_{metric}", "Requests.", LABELS, registry=self._registry
             )
             gauge.labels(*self._values).set_function(count)
-
-    def begin(self, num_prompt: int) -> None:
-        """Count a prompt of this many tokens."""
-        self._prompt.inc(num_prompt)
 
     def step(self, step: StepCounts) -> None:
         """Count a step of a text."""
@@ -252,14 +219,7 @@ class QueueFullError(Exception):
 
 
 class DecodingThread(threading.Thread):
-    """Decodes requests in the order in which they came, several in each pass.
-
-    Args:
-        decoder: of the model; nobody else decodes with it.
-        name: the model's, in counters.
-        batch_size: most texts under way.
-        max_queue: most requests that wait for a place.
-    """
+    """Decodes requests in the order in which they came, several in each pass; nobody else uses the decoder."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, name: str, batch_size: int, max_queue: int
@@ -313,7 +273,6 @@ class DecodingThread(threading.Thread):
                 job.send(RuntimeError("the server ends"))
 
     def _has_work(self) -> bool:
-        """Wait for requests; return False when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._running or self._is_closing)
             return not self._is_closing
@@ -347,7 +306,7 @@ class DecodingThread(threading.Thread):
             except Exception as error:  # such as no memory for its rows
                 self._failed(job, error)
             else:
-                self.counters.begin(len(job.request.prompt_ids))
+                self.counters.prompt.inc(len(job.request.prompt_ids))
 
     def _step(self) -> None:
         try:

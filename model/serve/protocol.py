@@ -55,12 +55,9 @@ StopString = Annotated[str, Field(min_length=1)]
 
 
 class Refusal(Exception):
-    """A request that is not answered: a line, which begins with the field that is wrong, and its status in HTTP.
+    """A request that is not answered.
 
-    Args:
-        message: the line.
-        status: in HTTP.
-        code: a word for programs.
+    Its text is a line that begins with the field that is wrong; the status is HTTP's, the code a word for programs.
     """
 
     def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
@@ -196,11 +193,7 @@ class CompletionRequest(TextFields):
 
 
 def parse_request(kind: type[Request], body: bytes) -> Request:
-    """Return the request in a body of JSON.
-
-    Raises:
-        Refusal: names the first field that is wrong.
-    """
+    """Return the request in a body of JSON; raises a Refusal that names the first field that is wrong."""
     try:
         request = kind.model_validate_json(body)
         temperature_of(request.temperature or 0)

@@ -25,12 +25,7 @@ MARK = "q8Zsystem"
 class Reply:
     """The answer to one request, seen from the event loop: whole, or as chunks of a stream.
 
-    Args:
-        asked: the request.
-        job: its text in the decoding thread, whose figures are read when it has ended.
-        arrived: what the thread sends.
-        name: the model's.
-        seconds: longest time of a request.
+    The job is its text in the decoding thread, which sends what arrives; its figures are read when it has ended.
     """
 
     prefix, whole_object, chunk_object = "", "", ""
@@ -204,16 +199,7 @@ class CompletionReply(Reply):
 
 
 class Service:
-    """Answers requests for one model.
-
-    Args:
-        decoder: the model with its method and tokenizer.
-        options: limits.
-        name: the model's in requests.
-
-    Attributes:
-        thread: decodes; to be started.
-    """
+    """Answers requests for one model by its name; `thread`, which decodes, is to be started."""
 
     def __init__(self, decoder: SpeculativeDecoder, options: ServeOptions, name: str) -> None:
         self.options, self._decoder, self._name = options, decoder, name
@@ -230,15 +216,7 @@ class Service:
         return {"object": "list", "data": [model]}
 
     async def begin(self, asked: TextFields, deadline: float) -> Reply:
-        """Put a request into the queue.
-
-        Args:
-            asked: the request.
-            deadline: `time.monotonic` of its latest end.
-
-        Raises:
-            Refusal: if it cannot be answered.
-        """
+        """Queue a request with its latest end, by `time.monotonic`; raises Refusal if it cannot be answered."""
         if asked.model != self._name:
             said = f"model: got {asked.model!r}; allowed: {self._name}"
             raise Refusal(said, 404, "model_not_found")
@@ -291,11 +269,6 @@ class Service:
         return request, logprobs
 
     def _prompt_ids(self, asked: TextFields) -> list[int]:
-        """Return the prompt's tokens.
-
-        Raises:
-            ValueError: if the prompt cannot be used.
-        """
         if isinstance(asked, CompletionRequest):
             return prompt_ids_of(asked.one_prompt, self._decoder.tokenizer)
         assert isinstance(asked, ChatRequest)
