@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "Measure": ("scripts.gpu_check",),
     "Study and keep results": (
-        *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
+        *("scripts.replay", "scripts.replay record"),
         *("scripts.results", "scripts.results pack"),
         *("scripts.results unpack", "scripts.results tables"),
     ),

@@ -20,7 +20,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
 from model.engine.read_out import sampled_ids
@@ -44,16 +43,6 @@ class Source:
     max_new_tokens: int
     eos_ids: tuple[int, ...]  # token ids that end a text
     questions: str  # name of the question file
-
-    @property
-    def title(self) -> str:
-        """Model, questions and limit in one line, without this machine's folders."""
-        root = str(DATA_FOLDER.parent) + "/"
-        model = self.model_path.removeprefix(root)
-        return (
-            f"{model} ({self.model_fingerprint}), {self.dtype}, {self.questions}, "
-            f"{self.max_new_tokens} new tokens"
-        )
 
 
 @dataclass(frozen=True, slots=True)
