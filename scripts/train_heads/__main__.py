@@ -32,10 +32,8 @@ from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.options import unknown_name
 from scripts.train_heads.data import read_documents
 from scripts.train_heads.eagle import Eagle3Trainer, EagleTrainer
-from scripts.train_heads.hydra import HydraTrainer
-from scripts.train_heads.medusa import MedusaTrainer
-from scripts.train_heads.trainers import HeadTrainer
-from scripts.train_heads.training import LOG, Budget, Run
+from scripts.train_heads.heads import HeadTrainer, HydraTrainer, MedusaTrainer
+from scripts.train_heads.training import LOG, Run
 
 TRAINERS: dict[str, type[HeadTrainer]] = {
     "medusa": MedusaTrainer,
@@ -105,10 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer.prepare(documents)
     trainer.module.to(checked.device)
     settings = {name: getattr(args, name) for name in (*SETTINGS, *make.options)}
-    budget = Budget(
-        args.minutes, args.learning_rate, args.batch_tokens, args.save_minutes, args.seed
-    )
-    run = Run(trainer, model, documents, budget, work, settings)
+    run = Run(trainer, model, documents, args, work, settings)
     run.train()
     trainer.save(args.out)
     if (work / LOG).is_file():  # not after a handful of steps

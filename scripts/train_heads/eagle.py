@@ -32,7 +32,7 @@ from model.methods.heads.eagle.network import (
 )
 from model.methods.heads.layers import Projected, attend
 from scripts.train_heads.data import Batch, Document
-from scripts.train_heads.trainers import HeadTrainer, Loss
+from scripts.train_heads.heads import HeadTrainer, Loss
 
 # The paper's weight of the cross entropy beside the feature's loss, and the amplitude of its noise.
 TOKEN_WEIGHT, NOISE = 0.1, 0.1

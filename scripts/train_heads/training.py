@@ -17,22 +17,11 @@ from model.commands.command_line import UserError
 from model.commands.files import replace_file
 from model.machine.timing import progress
 from scripts.train_heads.data import Document, batches_of_epoch, collate
-from scripts.train_heads.trainers import HeadTrainer
+from scripts.train_heads.heads import HeadTrainer
 
 STATE, LOG = "state.pt", "train_log.jsonl"
 LOG_STEPS = 20  # between two lines of the log
 WARM_UP = 0.02  # share of the budget in which the learning rate rises
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """When training ends, and how it goes there."""
-
-    minutes: float  # time of all starts together
-    learning_rate: float  # the highest; it rises, and falls along a cosine
-    batch_tokens: int  # of one step, padding included
-    save_minutes: float  # between two saved states
-    seed: int  # of the order of the documents
 
 
 @dataclass(slots=True)
@@ -57,12 +46,14 @@ class Run:
     trainer: HeadTrainer
     model: Any  # frozen
     documents: Sequence[Document]
-    budget: Budget
+    # Of the command: minutes of all starts together, the highest learning rate, which falls along a cosine, tokens
+    # of a step with its padding, minutes between two saved states, and the seed of the order of the documents.
+    options: Any
     work: Path  # folder of state and log
     settings: dict[str, Any]  # must be the same when a training goes on
 
     def __post_init__(self) -> None:
-        self._optimizers = self.trainer.optimizers(self.budget.learning_rate)
+        self._optimizers = self.trainer.optimizers(self.options.learning_rate)
         self._highest = [one.param_groups[0]["lr"] for one in self._optimizers]
         self.place = Place()
         self._recent: list[dict[str, float]] = []
@@ -75,7 +66,7 @@ class Run:
     @property
     def share(self) -> float:
         """Share of the budget that is spent."""
-        return min(1.0, self.place.seconds / (60 * self.budget.minutes))
+        return min(1.0, self.place.seconds / (60 * self.options.minutes))
 
     def train(self) -> None:
         """Train to the end of the budget."""
@@ -84,17 +75,16 @@ class Run:
             while self.share < 1.0:
                 self._step()
                 bar.update(int(100 * self.share) - bar.n)
-                if time.monotonic() - saved > 60 * self.budget.save_minutes:
+                if time.monotonic() - saved > 60 * self.options.save_minutes:
                     self._save()
                     saved = time.monotonic()
         self._save()
 
     def _step(self) -> None:
-        began, place = time.monotonic(), self.place
-        budget = self.budget
+        began, place, options = time.monotonic(), self.place, self.options
         if place.batch == 0 or not self._batches:
             self._batches = batches_of_epoch(
-                self.documents, budget.batch_tokens, budget.seed, place.epoch
+                self.documents, options.batch_tokens, options.seed, place.epoch
             )
         batches = self._batches
         chosen = [self.documents[at] for at in batches[place.batch]]
