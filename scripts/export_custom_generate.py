@@ -45,11 +45,7 @@ REQUIREMENTS = "torch>=2.11\ntransformers>=4.57\n"
 
 
 def export(out: Path, overwrite: bool = False) -> list[Path]:
-    """Write the folder into `out`, which is made if it is not there, and return its files.
-
-    Raises:
-        UserError: if a file is there already, or cannot be written.
-    """
+    """Write the folder into `out` and return its files; UserError if one is there already, or cannot be written."""
     folder = out / "custom_generate"
     files = {folder / "generate.py": GENERATE, folder / "requirements.txt": REQUIREMENTS}
     there = [str(file) for file in files if file.exists()]

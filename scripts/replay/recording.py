@@ -83,19 +83,14 @@ class Recording:
         return self._children.get((node, token), -1)
 
     def token(self, node: int) -> int:
-        """Return the last token of a text."""
         return self._tokens[node]
 
     def rows(self, nodes: list[int]) -> tuple[np.ndarray, ...]:
-        """Return the likeliest tokens and their logits after these texts, each [N, K], and the
-        logit_samples [N, S].
-        """
+        """Return the likeliest tokens after these texts and their logits, each [N, K], and logit samples [N, S]."""
         return tuple(values[nodes] for values in self._rows.values())
 
     def add(self, node: int, token: int, *row: np.ndarray) -> int:
-        """Return the text with one more token; if it is new, with its row, in the order of `rows`: the
-        first one stays.
-        """
+        """Return the text with one more token; if it is new, with its row, in the order of `rows`."""
         known = self.child(node, token)
         if known >= 0:
             return known
@@ -162,10 +157,8 @@ class Recording:
         for (question_id, category, context), prompt, answer in facts:
             texts = tuple(prompt.tolist()), tuple(answer.tolist())
             recording.turns.append(RecordedTurn(question_id, category, context, *texts))
-        recording._parents, recording._tokens = (
-            arrays["parents"].tolist(),
-            arrays["tokens"].tolist(),
-        )
+        recording._parents = arrays["parents"].tolist()
+        recording._tokens = arrays["tokens"].tolist()
         recording._rows = {name: arrays[name] for name in recording._rows}
         pairs = zip(recording._parents, recording._tokens, strict=True)
         recording._children = {pair: node for node, pair in enumerate(pairs) if node != EMPTY}

@@ -7,7 +7,8 @@ answer is a bug, and is said.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import accumulate, takewhile
 from typing import NamedTuple, cast
 
 import torch
@@ -23,15 +24,14 @@ from model.engine.step import Generation
 from model.engine.verification import InvalidLogitsError
 from model.methods import Method
 from scripts.demo_model.corpus import find_loop
-from scripts.replay.recording import RecordedTurn, Source
+from scripts.replay.recording import RecordedTurn
 from scripts.replay.target import MissingRowError, ReplayTarget
 
 
-@dataclass(frozen=True, slots=True)
-class TurnScore:
+class TurnScore(NamedTuple):
     """The steps of a drafter on one turn."""
 
-    turn: RecordedTurn  # the turn
+    turn: RecordedTurn
     accept_lengths: tuple[int, ...]  # tokens emitted by each step, bonus token included
     num_nodes: tuple[int, ...]  # nodes verified in each step, root included
 
@@ -39,15 +39,9 @@ class TurnScore:
     def num_steps_before_loop(self) -> int:
         """Steps that begin before the answer is seen to repeat itself."""
         loop = find_loop(self.turn.answer_ids)
-        if loop is None:
-            return len(self.accept_lengths)
-        position = count = 0
-        for length in self.accept_lengths:
-            if position >= loop.position:
-                break
-            position += length
-            count += 1
-        return count
+        begins = accumulate(self.accept_lengths, initial=0)
+        before = takewhile(lambda begin: loop is None or begin < loop.position, begins)
+        return min(sum(1 for _ in before), len(self.accept_lengths))
 
 
 class Figures(NamedTuple):
@@ -59,7 +53,6 @@ class Figures(NamedTuple):
 
 
 def figures(scores: Sequence[TurnScore]) -> Figures:
-    """Return the means over the steps of these turns."""
     lengths = [length for score in scores for length in score.accept_lengths]
     early = [
         length for score in scores for length in score.accept_lengths[: score.num_steps_before_loop]
@@ -104,11 +97,7 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
         )
 
 
-def score(
-    target: ReplayTarget,
-    drafter: Drafter,
-    turns: Iterable[RecordedTurn],
-) -> list[TurnScore]:
+def score(target: ReplayTarget, drafter: Drafter, turns: Iterable[RecordedTurn]) -> list[TurnScore]:
     """Run a drafter over turns: a hot one goes on from turn to turn, a cold one forgets before every question.
 
     Raises:
@@ -121,26 +110,17 @@ def score(
         is_new = not scores or scores[-1].turn.question_id != turn.question_id
         if is_new and drafter.needs.cold_start:
             drafter.reset()
-        try:
+        answer: Generation | None = None
+        with suppress(InvalidLogitsError):  # where the text has left the answer no row is known
             answer = replay(target, drafter, turn)
-        except InvalidLogitsError:  # where the text has left the answer no row is known
-            check_text((), turn, drafter, source)
-            raise
-        check_text(answer.token_ids, turn, drafter, source)
+        if answer is None or tuple(answer.token_ids) != turn.answer_ids:
+            raise RuntimeError(
+                f"question {turn.question_id}: {type(drafter).__name__} changes the text; "
+                f"recorded: {source.dtype} answers of {source.model_path}"
+            )
         counts = tuple(step.num_nodes for step in answer.steps)
         scores.append(TurnScore(turn, tuple(answer.accept_lengths), counts))
     return scores
-
-
-def check_text(
-    token_ids: Sequence[int], turn: RecordedTurn, drafter: Drafter, source: Source
-) -> None:
-    """Raise RuntimeError if an answer is not the recorded one."""
-    if tuple(token_ids) != turn.answer_ids:
-        raise RuntimeError(
-            f"question {turn.question_id}: {type(drafter).__name__} changes the text; "
-            f"recorded: {source.dtype} answers of {source.model_path}"
-        )
 
 
 def replay(target: ReplayTarget, drafter: Drafter, turn: RecordedTurn) -> Generation:

@@ -33,8 +33,6 @@ from model.kernels.operations import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording, Source
 
 UNKNOWN = -1  # the place of a text that is not in the recording
-# Prompts that stay read: 4 GiB hold those of 120 turns of Spec-Bench at 46 KB a token.
-MOST_LIVE_BYTES = 4 * 2**30
 
 
 class MissingRowError(LookupError):
@@ -51,12 +49,10 @@ class ReplayCache:
 
     @property
     def length(self) -> int:
-        """Rows in use."""
         return len(self.nodes)
 
     @property
     def last(self) -> int:
-        """The text so far."""
         return self.nodes[-1] if self.nodes else EMPTY
 
     def keep(self, base: int, rows: Sequence[int]) -> None:
@@ -83,10 +79,8 @@ class ReplayTarget(PassShapes):
         # nodes of the answer are, and nobody looks at the others.
         self.reads_rejected = True
         self._target = target
-        self._live: dict[RecordedTurn, TreeCache] = {}  # the newest last
 
     def context_limit(self, prompt_length: int) -> int | None:
-        """Return the most tokens of the turn's text."""
         assert self.turn is not None
         return self.turn.context
 
@@ -110,21 +104,7 @@ class ReplayTarget(PassShapes):
         """Do nothing: the rows are on the host."""
 
     def new_cache(self, capacity: int) -> ReplayCache:
-        """Return an empty cache for `capacity` tokens."""
-        return ReplayCache(self._live_cache(self._target, capacity) if self._target else None)
-
-    def _live_cache(self, target: TargetModel, capacity: int) -> TreeCache:
-        """Return the model's cache for the turn; its prompt stays read for the next drafter."""
-        assert self.turn is not None
-        live = self._live.pop(self.turn, None)
-        if live is None or live.capacity < capacity:
-            live = target.new_cache(capacity)
-        live.keep(min(live.length, len(self.turn.prompt_ids) - 1), ())
-        self._live[self.turn] = live
-        num_bytes = sum(cache.num_bytes for cache in self._live.values())
-        while len(self._live) > 1 and num_bytes > MOST_LIVE_BYTES:
-            num_bytes -= self._live.pop(next(iter(self._live))).num_bytes
-        return live
+        return ReplayCache(self._target.new_cache(capacity) if self._target else None)
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: ReplayCache, with_logits: bool
@@ -137,7 +117,7 @@ class ReplayTarget(PassShapes):
             yield PromptChunk(chunk, logits if with_logits else None)
 
     def forward(self, tree: DraftTree, cache: ReplayCache) -> torch.Tensor:
-        """Append all nodes and return the logits after every node [N, V]."""
+        """Append all nodes and return their logits [N, V]."""
         return self._logits(self._append(tree, cache))
 
     def read_out(
@@ -148,7 +128,6 @@ class ReplayTarget(PassShapes):
         num_candidates: int,
         with_samples: bool,
     ) -> ReadOut:
-        """Read the last pass out, as `TargetModel.read_out`."""
         return read_out(tree, logits, num_candidates, with_samples)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
