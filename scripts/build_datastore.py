@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -69,73 +68,55 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(part)
 
 
-def load_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a model.
+def add_arguments(parser: OptionParser, usual_tokens: int) -> None:
+    add = parser.add_argument
+    add("--model-path", "--tokenizer", required=True, help="folder or hub name of the model")
+    add("--out", required=True, type=Path, help="file to write")
+    add("--field", default="text", help="key of a JSONL document's text (%(default)s)")
+    add("--max-tokens", type=int, default=usual_tokens, help="tokens read at most (%(default)s)")
+
+
+def tokenised(corpora: Sequence[Path], args: argparse.Namespace) -> list[list[int]]:
+    """Return the tokens of each document of several files, until `--max-tokens` are read.
 
     Raises:
-        UserError: if it is missing or broken.
+        UserError: if an option cannot be used, naming file and line of the first mistake, or if there is no text.
     """
+    if not 1 <= args.max_tokens <= MOST_TOKENS:
+        raise UserError(f"max_tokens: got {args.max_tokens}; allowed: 1 to {MOST_TOKENS}")
+    check_output(args.out, "out")
+    refuse_outputs([args.out], corpora)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(args.model_path)
     except Exception as error:  # transformers raises many types for a missing or broken tokenizer
-        raise UserError(f"tokenizer {name}: {first_line(error)}") from error
-
-
-def tokenised(
-    corpora: Sequence[Path], field: str, tokenizer: Any, max_tokens: int
-) -> Iterator[list[int]]:
-    """Yield the tokens of each document of several files, until `max_tokens` are read.
-
-    Raises:
-        UserError: naming file and line of the first mistake, or if there is no text.
-    """
-    num_tokens = 0
-    texts = (text for corpus in corpora for text in documents(corpus, field))
-    with progress(total=max_tokens, unit="token") as bar:
-        for text in texts:
-            token_ids = tokenizer(text, add_special_tokens=False).input_ids
-            token_ids = token_ids[: max_tokens - num_tokens]
-            yield token_ids
-            num_tokens += len(token_ids)
-            bar.update(len(token_ids))
-            if num_tokens == max_tokens:
+        raise UserError(f"tokenizer {args.model_path}: {first_line(error)}") from error
+    found: list[list[int]] = []
+    num_left = args.max_tokens
+    with progress(total=num_left, unit="token") as bar:
+        for text in (text for corpus in corpora for text in documents(corpus, args.field)):
+            found.append(tokenizer(text, add_special_tokens=False).input_ids[:num_left])
+            num_left -= len(found[-1])
+            bar.update(len(found[-1]))
+            if not num_left:
                 break
-    if not num_tokens:
+    if num_left == args.max_tokens:
         raise UserError(f"corpus {corpora[0]}: holds no text")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = OptionParser(prog="python -m scripts.build_datastore", description=__doc__)
-    parser.add_argument(
-        "--text", required=True, nargs="+", metavar="FILE", help="JSONL or text files"
-    )
-    parser.add_argument("--model-path", required=True, help="folder or hub name of the model")
-    parser.add_argument("--out", required=True, help="file to write")
-    parser.add_argument(
-        "--field", default="text", help="key of a JSONL document's text (%(default)s)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, default=5_000_000, help="tokens read at most (%(default)s)"
-    )
-    return parser
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    if not 1 <= args.max_tokens <= MOST_TOKENS:
-        raise UserError(f"max_tokens: got {args.max_tokens}; allowed: 1 to {MOST_TOKENS}")
-    out = Path(args.out)
-    check_output(out, "out")
-    refuse_outputs([out], args.text)
-    tokenizer = load_tokenizer(args.model_path)
+    parser = OptionParser(prog="python -m scripts.build_datastore", description=__doc__)
+    parser.add_argument(
+        "--text", required=True, nargs="+", metavar="FILE", type=Path, help="JSONL or text files"
+    )
+    add_arguments(parser, usual_tokens=5_000_000)
+    args = parser.parse_args(argv)
     start = time.perf_counter()
-    files = [Path(file) for file in args.text]
-    documents = [*tokenised(files, args.field, tokenizer, args.max_tokens)]
-    datastore = Datastore.build(documents)
-    replace_file(out, datastore.save)
+    found = tokenised(args.text, args)
+    replace_file(args.out, Datastore.build(found).save)
     print(
-        f"{sum(map(len, documents))} tokens of {len(documents)} documents, "
-        f"{out.stat().st_size / 2**20:.2f} MB in {out}; built in {time.perf_counter() - start:.1f} s"
+        f"{sum(map(len, found))} tokens of {len(found)} documents, "
+        f"{args.out.stat().st_size / 2**20:.2f} MB in {args.out}; built in {time.perf_counter() - start:.1f} s"
     )
     return 0
 

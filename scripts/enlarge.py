@@ -1,6 +1,6 @@
 r"""Make a Llama model larger without changing its output.
 
-Writes (or builds in memory) a model of any larger shape whose float32 logits equal the small model's,
+Writes (or builds in memory) a model of a larger shape whose float32 logits equal the small model's,
 so its greedy tokens are the same, while its forward pass costs what that shape costs. Speed-up depends
 on that cost: end-to-end speed can be measured at the size of 150M, 1B or 7B parameters on any
 machine, with no download.
@@ -17,17 +17,13 @@ Making a model takes the memory that loading it takes.
 
 Example:
     python -m scripts.enlarge --model-path data/demo/model --shape 150m --out demo-150m
-    python -m scripts.enlarge --model-path data/demo/model --layers 8 --hidden 512 --heads 8 \
-        --intermediate 1408 --kv-heads 4 --out demo-wide
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -37,7 +33,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import OptionParser, run_command, user_errors
 
-# D layers, H width, A query heads, K key-value heads, d head size, F feed-forward, V vocabulary.
+# H width, A query heads, K key-value heads, d head size, V vocabulary.
 
 NOISE_STD = 0.02  # Llama's own initialisation
 # Random numbers are taken from one bank: drawing 6.5 billion would take minutes. The prime length
@@ -46,252 +42,133 @@ NOISE_LENGTH = 1_048_573
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 COPIED_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "generation_config.json")
 SHARD_BYTES = 1_000_000_000
+# What writes to the residual stream, and the embedding.
+ZERO_ELSEWHERE = ("o_proj", "down_proj", "embed_tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Size of a Llama model.
-
-    Raises:
-        ValueError: if no Llama has these sizes.
-    """
-
-    layers: int
-    hidden: int  # width of the residual stream
-    heads: int  # query heads
-    intermediate: int  # width of the feed-forward part
-    kv_heads: int | None = None  # None: as many as `heads`
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "intermediate", "num_kv_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}; allowed: 1 or more")
-        if self.hidden % (2 * self.heads) != 0:
-            raise ValueError(
-                f"hidden: got {self.hidden}; allowed: multiples of 2 x heads ({2 * self.heads}); "
-                "change --hidden or --heads"
-            )
-        if self.heads % self.num_kv_heads != 0:
-            raise ValueError(
-                f"kv_heads: got {self.num_kv_heads}; allowed: divisors of heads ({self.heads})"
-            )
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one key-value head."""
-        return self.heads // self.num_kv_heads
+def shape_of(
+    layers: int, hidden: int, heads: int, intermediate: int, kv_heads: int
+) -> dict[str, int]:
+    """Return the sizes of a Llama by their names in its config."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+        "num_key_value_heads": kv_heads,
+    }
 
 
 SHAPES = {
-    "150m": ModelShape(layers=11, hidden=1024, heads=16, intermediate=2816),
-    "1b": ModelShape(layers=22, hidden=2048, heads=32, intermediate=5632, kv_heads=4),  # TinyLlama
-    "7b": ModelShape(layers=32, hidden=4096, heads=32, intermediate=11008),  # Vicuna-7B
+    "150m": shape_of(layers=11, hidden=1024, heads=16, intermediate=2816, kv_heads=16),
+    "1b": shape_of(layers=22, hidden=2048, heads=32, intermediate=5632, kv_heads=4),  # TinyLlama
+    "7b": shape_of(layers=32, hidden=4096, heads=32, intermediate=11008, kv_heads=32),  # Vicuna-7B
 }
 
 
-def shape_of(config: LlamaConfig) -> ModelShape:
-    return ModelShape(
-        config.num_hidden_layers,
-        config.hidden_size,
-        config.num_attention_heads,
-        config.intermediate_size,
-        config.num_key_value_heads,
-    )
-
-
-def scale_config(config: LlamaConfig, shape: ModelShape) -> LlamaConfig:
+def scale_config(config: LlamaConfig, shape: Mapping[str, int]) -> LlamaConfig:
     """Return the enlarged model's config.
 
     Raises:
         ValueError: if the small model is not a plain Llama, or the shape cannot hold it.
     """
-    _check_source(config)
-    old = shape_of(config)
-    _check_fits(old, shape)
-    values = config.to_dict()
-    values.update(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate,
-        rms_norm_eps=config.rms_norm_eps * old.hidden / shape.hidden,
-    )
-    return LlamaConfig(**values)
-
-
-def _check_fits(old: ModelShape, new: ModelShape) -> None:
-    for name in ("layers", "hidden", "heads", "intermediate"):
-        if getattr(new, name) < getattr(old, name):
-            raise ValueError(
-                f"{name}: got {getattr(new, name)}; allowed: {getattr(old, name)} (the model's "
-                f"own) or more; raise --{name}"
-            )
-    if new.head_dim % old.head_dim != 0:
-        raise ValueError(
-            f"head size hidden/heads: got {new.head_dim}; allowed: multiples of {old.head_dim} (the "
-            "model's own); change --hidden or --heads"
-        )
-    needed = old.num_kv_heads * _kv_copies(old, new)
-    if new.num_kv_heads < needed:
-        raise ValueError(
-            f"kv_heads: got {new.num_kv_heads}; allowed: {needed} or more for this model; "
-            "raise --kv-heads"
-        )
-
-
-def _check_source(config: LlamaConfig) -> None:
-    if config.model_type != "llama":
-        raise ValueError(f"model type: got {config.model_type}; allowed: llama")
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        raise ValueError("model: got biases; allowed: none in attention and feed-forward")
+    hidden = shape["hidden_size"]
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"rope type: got {rope['rope_type']}; allowed: default")
-    head_dim = config.hidden_size // config.num_attention_heads
-    if (getattr(config, "head_dim", None) or head_dim) != head_dim:
-        raise ValueError(f"head_dim: got {config.head_dim}; allowed: hidden / heads ({head_dim})")
+    if (
+        config.model_type != "llama"
+        or getattr(config, "attention_bias", False)
+        or getattr(config, "mlp_bias", False)
+        or rope.get("rope_type", "default") != "default"
+        or config.head_dim != config.hidden_size // config.num_attention_heads
+    ):
+        raise ValueError(
+            f"model type: got {config.model_type}; allowed: llama without biases, with the default "
+            "rope and heads of hidden / heads channels"
+        )
+    head_dim = hidden // shape["num_attention_heads"]
+    large = LlamaConfig(
+        **config.to_dict()
+        | shape
+        | {"head_dim": head_dim, "rms_norm_eps": config.rms_norm_eps * config.hidden_size / hidden}
+    )
+    for name in shape:
+        least = getattr(config, name)
+        if name == "num_key_value_heads":
+            least *= _kv_copies(config, large)
+        if shape[name] < least:
+            raise ValueError(
+                f"{name}: got {shape[name]}; allowed for this model: {least} or more; give a larger shape"
+            )
+    if head_dim % config.head_dim != 0:
+        raise ValueError(
+            f"head_dim: got {head_dim}; allowed for this model: multiples of {config.head_dim}"
+        )
+    return large
 
 
-def _kv_copies(old: ModelShape, new: ModelShape) -> int:
+def _kv_copies(old: LlamaConfig, new: LlamaConfig) -> int:
     """Count the new key-value heads that one old one needs for all its query heads to find a place."""
-    return -(-old.group // new.group)
+    old_group, group = (one.num_attention_heads // one.num_key_value_heads for one in (old, new))
+    return -(-old_group // group)
 
 
 class Enlarger:
     """Makes the tensors of the large model, whose config is from `scale_config`, from those of the small one."""
 
     def __init__(self, old: LlamaConfig, new: LlamaConfig, dtype: torch.dtype) -> None:
-        self.old, self.new, self.dtype = shape_of(old), shape_of(new), dtype
-        self.is_tied = old.tie_word_embeddings
+        self.new, self.dtype, self.copies = new, dtype, _kv_copies(old, new)
+        self.old_kv_heads = old.num_key_value_heads
         generator = torch.Generator().manual_seed(0)
         self.bank = (torch.randn(NOISE_LENGTH, generator=generator) * NOISE_STD).to(dtype)
-        self.norm_scale = (self.old.hidden / self.new.hidden) ** 0.5
-        self.query_scale = (self.new.head_dim / self.old.head_dim) ** 0.5
-        self.copies = _kv_copies(self.old, self.new)
+        self.norm_scale = (old.hidden_size / new.hidden_size) ** 0.5
+        self.query_scale = (new.head_dim / old.head_dim) ** 0.5
         # Channel of each old channel inside a new head, for what is rotated.  # [d0]
-        half = torch.arange(self.old.head_dim // 2) * (self.new.head_dim // self.old.head_dim)
-        self.rotary = torch.cat((half, half + self.new.head_dim // 2))
+        half = torch.arange(old.head_dim // 2) * (new.head_dim // old.head_dim)
+        rotary = torch.cat((half, half + new.head_dim // 2))
+        heads = torch.arange(old.num_attention_heads)
+        old_group, group = (
+            one.num_attention_heads // one.num_key_value_heads for one in (old, new)
+        )
+        # The query heads of an old key-value head stand side by side, before those of its last copy that are new.
+        self.query_heads = heads // old_group * self.copies * group + heads % old_group  # [A0]
+        kv_heads = torch.arange(old.num_key_value_heads * self.copies)
+        self.query_channels, self.kv_channels = (
+            (places[:, None] * new.head_dim + rotary).flatten()
+            for places in (self.query_heads, kv_heads)
+        )
 
-    def noise(self, *shape: int) -> Tensor:
-        size = torch.Size(shape).numel()
-        return self.bank.repeat(-(-size // NOISE_LENGTH))[:size].view(shape)
-
-    def zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype)
-
-    def query_head(self, head: int) -> int:
-        """Return the new index of an old query head."""
-        kv_head, member = divmod(head, self.old.group)
-        copy, place = divmod(member, self.new.group)
-        return (kv_head * self.copies + copy) * self.new.group + place
-
-    def query(self, weight: Tensor) -> Tensor:
-        """Enlarge a query projection, [A0*d0, H0] to [A*d1, H]."""
-        old, new = self.old, self.new
-        result = self.noise(new.heads, new.head_dim, new.hidden)
-        for head, block in enumerate(weight.view(old.heads, old.head_dim, old.hidden)):
-            target = result[self.query_head(head)]
-            target.zero_()
-            target[self.rotary, : old.hidden] = (block * self.query_scale).to(self.dtype)
-        return result.view(-1, new.hidden)
-
-    def key_or_value(self, weight: Tensor) -> Tensor:
-        """Enlarge a key or value projection, [K0*d0, H0] to [K*d1, H].
-
-        Values are placed like keys; they are not rotated, so any place would do.
-        """
-        old, new = self.old, self.new
-        result = self.noise(new.num_kv_heads, new.head_dim, new.hidden)
-        for head, block in enumerate(weight.view(old.num_kv_heads, old.head_dim, old.hidden)):
-            for copy in range(self.copies):
-                target = result[head * self.copies + copy]
-                target[self.rotary, : old.hidden] = block.to(self.dtype)
-        return result.view(-1, new.hidden)
-
-    def attention_output(self, weight: Tensor) -> Tensor:
-        """Enlarge attention's output projection, [H0, A0*d0] to [H, A*d1]."""
-        old, new = self.old, self.new
-        result = self.zeros(new.hidden, new.heads, new.head_dim)
-        blocks = weight.view(old.hidden, old.heads, old.head_dim).to(self.dtype)
-        for head in range(old.heads):
-            result[: old.hidden, self.query_head(head), self.rotary] = blocks[:, head]
-        return result.view(new.hidden, -1)
-
-    def rows_and_columns(self, weight: Tensor, base: Tensor) -> Tensor:
-        """Write a matrix into the corner of a larger one."""
-        base[: weight.shape[0], : weight.shape[1]] = weight.to(self.dtype)
-        return base
-
-    def norm(self, weight: Tensor) -> Tensor:
-        """Enlarge an RMSNorm weight, [H0] to [H]."""
-        result = torch.full((self.new.hidden,), self.norm_scale)
-        result[: self.old.hidden] = weight.float() * self.norm_scale
-        return result.to(self.dtype)
-
-    def layer(self, state: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-        """Return the tensors of one layer: an old layer enlarged, or a random one with a zero way out."""
-        new, prefix = self.new, f"model.layers.{index}."
-        small = {
-            name.removeprefix(prefix).removesuffix(".weight"): tensor
-            for name, tensor in state.items()
-            if name.startswith(prefix)
-        } or self.silent_layer()
-        wide = (new.intermediate, new.hidden)
-        tall = self.zeros(new.hidden, new.intermediate)
-        result = {
-            "input_layernorm": self.norm(small["input_layernorm"]),
-            "post_attention_layernorm": self.norm(small["post_attention_layernorm"]),
-            "self_attn.q_proj": self.query(small["self_attn.q_proj"]),
-            "self_attn.k_proj": self.key_or_value(small["self_attn.k_proj"]),
-            "self_attn.v_proj": self.key_or_value(small["self_attn.v_proj"]),
-            "self_attn.o_proj": self.attention_output(small["self_attn.o_proj"]),
-            "mlp.gate_proj": self.rows_and_columns(small["mlp.gate_proj"], self.noise(*wide)),
-            "mlp.up_proj": self.rows_and_columns(small["mlp.up_proj"], self.noise(*wide)),
-            "mlp.down_proj": self.rows_and_columns(small["mlp.down_proj"], tall),
-        }
-        return {f"{prefix}{name}.weight": tensor for name, tensor in result.items()}
-
-    def silent_layer(self) -> dict[str, Tensor]:
-        """Return a layer of the small shape that adds nothing to the residual stream."""
-        old = self.old
-        query, key = old.heads * old.head_dim, old.num_kv_heads * old.head_dim
-        sizes = {"q": query, "k": key, "v": key}
-        layer = {f"self_attn.{n}_proj": self.noise(size, old.hidden) for n, size in sizes.items()}
-        for name in ("mlp.gate_proj", "mlp.up_proj"):
-            layer[name] = self.noise(old.intermediate, old.hidden)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            layer[name] = torch.ones(old.hidden)
-        layer["self_attn.o_proj"] = self.zeros(old.hidden, query)
-        layer["mlp.down_proj"] = self.zeros(old.hidden, old.intermediate)
-        return layer
-
-    def tensors(self, state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Yield the large model's tensors, a layer at a time, from the small model's state dict."""
-        new = self.new
-        embedding = state["model.embed_tokens.weight"]
-        padded = self.zeros(len(embedding), new.hidden)
-        yield {"model.embed_tokens.weight": self.rows_and_columns(embedding, padded)}
-        for index in range(new.layers):
-            yield self.layer(state, index)
-        yield {"model.norm.weight": self.norm(state["model.norm.weight"])}
-        if not self.is_tied:
-            base = self.noise(len(embedding), new.hidden)
-            yield {"lm_head.weight": self.rows_and_columns(state["lm_head.weight"], base)}
+    def tensor(self, name: str, shape: torch.Size, small: Tensor | None) -> Tensor:
+        """Return a parameter of the large model, which holds the small model's one of that name, if it has one."""
+        kind = name.split(".")[-2]
+        if kind.endswith("norm"):
+            result = torch.full(shape, self.norm_scale)
+            if small is not None:
+                result[: len(small)] *= small.float()
+            return result.to(self.dtype)
+        if kind in ZERO_ELSEWHERE:
+            result = torch.zeros(shape, dtype=self.dtype)
+        else:
+            result = self.bank.repeat(-(-shape.numel() // NOISE_LENGTH))[: shape.numel()].view(
+                shape
+            )
+        if small is None:
+            return result
+        rows, columns = map(torch.arange, small.shape)
+        if kind == "q_proj":
+            result.view(-1, self.new.head_dim, self.new.hidden_size)[self.query_heads] = 0
+            rows, small = self.query_channels, small * self.query_scale
+        elif kind in ("k_proj", "v_proj"):  # values are not rotated: for them any place would do
+            by_head = small.view(self.old_kv_heads, -1, small.shape[1])
+            rows, small = self.kv_channels, by_head.repeat_interleave(self.copies, 0).flatten(0, 1)
+        elif kind == "o_proj":
+            columns = self.query_channels
+        result[rows[:, None], columns] = small.to(self.dtype)
+        return result
 
 
 @torch.no_grad()
 def scaled_model(
-    model: LlamaForCausalLM, shape: ModelShape, dtype: torch.dtype = torch.float32
+    model: LlamaForCausalLM, shape: Mapping[str, int], dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
     """Build the enlarged model in memory, in evaluation mode on the small model's device.
 
@@ -311,17 +188,16 @@ def scaled_model(
     large = large.to(dtype).to_empty(device=model.device)
     large.model.rotary_emb = type(large.model.rotary_emb)(config).to(model.device)
     large.tie_weights()
-    parameters = dict(large.named_parameters())
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    for group in Enlarger(model.config, config, dtype).tensors(state):
-        for name, tensor in group.items():
-            parameters[name].copy_(tensor)
+    enlarger = Enlarger(model.config, config, dtype)
+    for name, parameter in large.named_parameters():
+        parameter.copy_(enlarger.tensor(name, parameter.shape, state.get(name)))
     large.generation_config = model.generation_config
     return large.eval()
 
 
 def write_scaled(
-    source: Path, out: Path, shape: ModelShape, dtype: torch.dtype = torch.bfloat16
+    source: Path, out: Path, shape: Mapping[str, int], dtype: torch.dtype = torch.bfloat16
 ) -> int:
     """Write the enlarged model's folder, which must be new; return the number of parameters.
 
@@ -346,53 +222,22 @@ def write_scaled(
     return large.num_parameters()
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = OptionParser(prog="python -m scripts.enlarge", description=__doc__)
-    parser.add_argument(
-        "--model-path", "--model", type=Path, required=True, help="folder of the small model"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
-    parser.add_argument("--shape", help=f"named size: {', '.join(SHAPES)}")
-    parser.add_argument("--layers", type=int, help="decoder layers")
-    parser.add_argument("--hidden", type=int, help="width of the residual stream")
-    parser.add_argument("--heads", type=int, help="query heads")
-    parser.add_argument("--intermediate", type=int, help="width of the feed-forward part")
-    parser.add_argument("--kv-heads", type=int, help="key-value heads (default: --heads)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="(default: bfloat16)")
-    return parser.parse_args(argv)
-
-
-def chosen_shape(options: argparse.Namespace) -> ModelShape:
-    """Return the shape that the options ask for.
-
-    Raises:
-        ValueError: if neither or both ways to give a shape are used, or the sizes are impossible.
-    """
-    sizes = (options.layers, options.hidden, options.heads, options.intermediate)
-    if options.shape is not None:
-        if any(size is not None for size in (*sizes, options.kv_heads)):
-            raise ValueError("shape: got --shape and single sizes; allowed: one way; drop one")
-        if options.shape not in SHAPES:
-            raise ValueError(f"shape: got {options.shape!r}; allowed: {', '.join(SHAPES)}")
-        return SHAPES[options.shape]
-    if any(size is None for size in sizes):
-        raise ValueError(
-            f"shape: got no full size; allowed: --shape {', '.join(SHAPES)}; "
-            "or give --layers --hidden --heads --intermediate"
-        )
-    return ModelShape(*sizes, kv_heads=options.kv_heads)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse_arguments(argv)
+    parser = OptionParser(prog="python -m scripts.enlarge", description=__doc__)
+    add = parser.add_argument
+    add("--model-path", "--model", type=Path, required=True, help="folder of the small model")
+    add("--out", type=Path, required=True, help="folder to write; must not exist")
+    add("--shape", choices=SHAPES, required=True, help="size of the large model")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="(default: bfloat16)")
+    options = parser.parse_args(argv)
     with user_errors(OSError, SafetensorError):
         if not (options.model_path / "config.json").is_file():
             raise ValueError(
                 f"model_path: got {options.model_path}; allowed: a folder with config.json; "
                 "train one with scripts.demo_model"
             )
-        shape = chosen_shape(options)
-        num_parameters = write_scaled(options.model_path, options.out, shape, DTYPES[options.dtype])
+        shape, dtype = SHAPES[options.shape], DTYPES[options.dtype]
+        num_parameters = write_scaled(options.model_path, options.out, shape, dtype)
     print(f"{options.out}: {num_parameters:,} parameters, {options.dtype}")
     return 0
 

@@ -1,10 +1,6 @@
 """Write docs/help.md: what `--help` of every command says; and the table of arguments in docs/library.md.
 
-Run:
-    python -m scripts.help_page            # writes the pages
-    python -m scripts.help_page --check    # only says whether they are up to date
-
-Exit code: 0; 1 if a page differs, with --check; 2 if an option cannot be used.
+Run: python -m scripts.help_page
 """
 
 from __future__ import annotations
@@ -89,24 +85,21 @@ def help_of(command: str) -> str:
 
 
 def page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION]
     for title, commands in COMMANDS.items():
         parts.append(f"## {title}\n")
         for command in commands:
             parts.append(f"### `python -m {command}`\n\n```text\n{help_of(command)}\n```\n")
-            if command.startswith(f"{INFERENCE} "):
-                parts += _of_methods()
+            if command != f"{INFERENCE} {SHOWN}":
+                continue
+            parts.append(
+                f"The other methods, `python -m {INFERENCE} NAME`, have these options of their own:\n"
+            )
+            for name in [name for name in BUILT_IN if name != SHOWN]:
+                own = OWN_OPTIONS.search(help_of(f"{INFERENCE} {name}"))
+                said = f"```text\n{own[0]}\n```" if own else "None."
+                parts.append(f"#### {name}\n\n{said}\n")
     return "\n".join(parts)
-
-
-def _of_methods() -> list[str]:
-    """Return the options of each method's inference command that are its own."""
-    parts = [f"The other methods, `python -m {INFERENCE} NAME`, have these options of their own:\n"]
-    for name in [name for name in BUILT_IN if name != SHOWN]:
-        own = OWN_OPTIONS.search(help_of(f"{INFERENCE} {name}"))
-        parts.append(f"#### {name}\n\n" + (f"```text\n{own[0]}\n```\n" if own else "None.\n"))
-    return parts
 
 
 def with_table(text: str) -> str:
@@ -117,22 +110,9 @@ def with_table(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check the pages."""
-    parser = OptionParser(prog="python -m scripts.help_page", description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if a page differs"
-    )
-    args = parser.parse_args(argv)
-    pages = {PAGE: page(), LIBRARY: with_table(LIBRARY.read_text(encoding="utf-8"))}
-    if args.check:
-        is_same = all(
-            file.is_file() and file.read_text(encoding="utf-8") == text
-            for file, text in pages.items()
-        )
-        print("up to date" if is_same else "differs: run python -m scripts.help_page")
-        return int(not is_same)
-    for file, text in pages.items():
-        write_whole(file, text)
+    OptionParser(prog="python -m scripts.help_page", description=__doc__).parse_args(argv)
+    write_whole(PAGE, page())
+    write_whole(LIBRARY, with_table(LIBRARY.read_text(encoding="utf-8")))
     return 0
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.answers.provenance import git_commit
-from evaluation.reporting.tables import json_line, markdown_table
+from evaluation.reporting.tables import json_line
 from model.budget.cost_model import CostModel
 from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command
 from model.commands.files import check_output, write_whole
@@ -38,7 +38,6 @@ from scripts.enlarge import SHAPES
 from scripts.gpu_check.answers import answers
 from scripts.gpu_check.bench import (
     FAILED,
-    NO_MEASUREMENT,
     ORIGINAL_SHAPE,
     SKIPPED,
     Bench,
@@ -47,7 +46,7 @@ from scripts.gpu_check.bench import (
     say,
 )
 from scripts.gpu_check.costs import device_facts, laws, passes, whole_steps
-from scripts.gpu_check.verdicts import COMMANDS, verdicts
+from scripts.gpu_check.verdicts import verdicts
 
 SIMULATED_DEVICE, REAL_DEVICE = "simulated", "cuda"
 DEFAULT_SHAPE = "7b"
@@ -61,55 +60,54 @@ class Part(NamedTuple):
     needs_model: bool = True  # whether it runs the model that was asked for
 
 
-# One H100 took 0.3, 80, 19 and 30 s, and 60 s for the first answers. A real model must be loaded, and a slower host
-# takes longer.
+# One H100 took 0.3, 80, 19 and 30 s, and about 100 s for the answers. A real model must be loaded, and a slower
+# host takes longer.
 PARTS = (
     Part("device", 10, device_facts, needs_model=False),
     Part("laws", 90, laws, needs_model=False),
     Part("passes", 90, passes),
     Part("steps", 90, whole_steps),
-    Part("answers", 90, answers),
+    Part("answers", 150, answers),
 )
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = OptionParser(prog="python -m scripts.gpu_check", description=__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--device",
         choices=(REAL_DEVICE, SIMULATED_DEVICE),
         default=REAL_DEVICE,
         help="a GPU, or one that is simulated on the CPU (default: %(default)s)",
     )
-    parser.add_argument(
+    names = [part.name for part in PARTS]
+    add(
         "--parts",
         nargs="+",
+        choices=names,
         metavar="NAME",
-        help=f"run only these (default: all of {', '.join(part.name for part in PARTS)})",
+        default=names,
+        help=f"run only some of {', '.join(names)}",
     )
-    parser.add_argument(
-        "--minutes", type=float, default=DEFAULT_MINUTES, help="time limit (%(default)s)"
-    )
-    parser.add_argument(
+    add("--minutes", type=float, default=DEFAULT_MINUTES, help="time limit (%(default)s)")
+    add(
         "--shape",
         choices=(ORIGINAL_SHAPE, *SHAPES),
         help=f"enlarge the demo model in memory (default: {DEFAULT_SHAPE}; {ORIGINAL_SHAPE}, its own, on the "
         "simulated device and with --model-path)",
     )
     add_options(parser, ModelOptions, ("model_path", "dtype", "allow_pickle"))
-    parser.add_argument("--out", metavar="JSON", help="write the report here")
+    add("--out", metavar="JSON", help="write the report here")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     args = build_parser().parse_args(argv)
-    chosen = _checked(args)
-    given_costs: Callable[[], CostModel] | None = None
-    device: AbstractContextManager[object] = nullcontext()
-    if args.device == SIMULATED_DEVICE:
-        device, given_costs = _simulated()
-    else:
-        _need_gpu()
+    _check(args)
+    chosen = [part for part in PARTS if part.name in args.parts]
+    is_real = args.device == REAL_DEVICE
+    device, given_costs = (nullcontext(), None) if is_real else _simulated()
     found: dict[str, Found] = {}
     with device:
         bench = _bench(args, given_costs, start + 60 * args.minutes)
@@ -124,7 +122,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Before cuDNN's attention is turned off, as in all commands.
             "sdpa_before_us": sdpa_backends(bench.device),
             "verdicts": [],
-            "commands": COMMANDS,
         }
         if any(part.needs_model for part in chosen):
             # A mistake is told before anything is measured.
@@ -137,13 +134,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         report["verdicts"] = [one._asdict() for one in verdicts(bench, found)]
     if args.out:
         write_whole(args.out, json_line(report) + "\n")
-    rows = [
-        [name, one.status, f"{one.seconds:.1f}", (one.problems or one.notes or [""])[0]]
-        for name, one in found.items()
-    ]
-    print("\n" + markdown_table(("part", "status", "seconds", "first line"), rows, 2))
-    if bench.is_simulated:
-        print(f"\n{NO_MEASUREMENT}")
     return int(any(one.status == FAILED for one in found.values()))
 
 
@@ -173,11 +163,7 @@ def run_part(part: Part, bench: Bench) -> Found:
     return found
 
 
-def _checked(args: argparse.Namespace) -> list[Part]:
-    known = [part.name for part in PARTS]
-    for name in args.parts or ():
-        if name not in known:
-            raise UserError(f"parts: got {name}; allowed: {', '.join(known)}")
+def _check(args: argparse.Namespace) -> None:
     if not 0 < args.minutes < float("inf"):
         raise UserError(f"minutes: got {args.minutes}; allowed: more than 0")
     if args.out:
@@ -187,7 +173,13 @@ def _checked(args: argparse.Namespace) -> list[Part]:
             f"shape: got {args.shape} with --model-path; allowed: one of them: a shape "
             "enlarges the demo model"
         )
-    return [part for part in PARTS if not args.parts or part.name in args.parts]
+    if args.device == REAL_DEVICE and not torch.cuda.is_available():
+        driver = nvidia_driver()
+        cause = f"the driver is {driver}" if driver else "there is no NVIDIA driver"
+        raise UserError(
+            f"device: got {REAL_DEVICE}, but torch {torch.__version__} (built for CUDA {torch.version.cuda}) has "
+            f"no GPU here, and {cause}; run it on a machine with a GPU, or give --device {SIMULATED_DEVICE}"
+        )
 
 
 def _simulated() -> tuple[AbstractContextManager[object], Callable[[], CostModel]]:
@@ -200,17 +192,6 @@ def _simulated() -> tuple[AbstractContextManager[object], Callable[[], CostModel
             f"device: got {SIMULATED_DEVICE}, which is in tests/ of a checkout ({error}); run it there"
         ) from error
     return SimulatedCuda(), partial(GivenCosts, *NEARLY_FLAT)
-
-
-def _need_gpu() -> None:
-    if torch.cuda.is_available():
-        return
-    driver = nvidia_driver()
-    cause = f"the driver is {driver}" if driver else "there is no NVIDIA driver"
-    raise UserError(
-        f"device: got {REAL_DEVICE}, but torch {torch.__version__} (built for CUDA {torch.version.cuda}) has no "
-        f"GPU here, and {cause}; run it on a machine with a GPU, or give --device {SIMULATED_DEVICE}"
-    )
 
 
 def _bench(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
@@ -15,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation import leaderboard
-from evaluation.answers import differences
 from evaluation.answers.answer_file import read_answers
+from evaluation.answers.differences import compare_answers
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge
 from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
@@ -29,22 +27,16 @@ from scripts.gpu_check.bench import EAGER, GRAPHS, KINDS, Bench, Found, drafter_
 
 BASELINE = "vanilla"
 FILES = "answers"  # begins the names of answer files
-METHODS = (
-    *(BASELINE, "generate", "generate-pld", "recycling"),
-    *("recycling-auto", "hybrid", "pld"),
-)
-# They answer as many questions as there is time for.
-MOST_ASKED = (BASELINE, "recycling", "recycling-auto", "hybrid", "generate")
+# Questions and methods of each kind of target. The 4, evenly spread, are among the 25.
+ASKED = {
+    EAGER: (4, (BASELINE, "generate", "generate-pld", "recycling", "hybrid", "pld")),
+    GRAPHS: (25, (BASELINE, "generate", "recycling", "recycling-auto", "hybrid", "pld")),
+}
 # On the simulated device, where only the code is tried.
-FEW_METHODS = (BASELINE, "generate", "recycling")
+FEW = (1, (BASELINE, "generate", "recycling"))
 BENCHMARK, FALLBACK = "spec_bench", "demo"
-# With fewer questions the second comparison says nothing, and with more no more.
-LEAST_QUESTIONS, MOST_QUESTIONS, FEW_QUESTIONS = 8, 180, 2
-# The share of the time left that the answers to these may take.
-SHARE = 0.8
-# Each takes some passes in float32: of a copy of the model, which needs so many times its memory.
+# Each takes some passes in float32, of a copy of the model.
 MOST_JUDGED = 6
-JUDGE_MEMORY = 2.3
 
 
 class Answered(NamedTuple):
@@ -73,45 +65,23 @@ class Answered(NamedTuple):
 
 
 def answers(bench: Bench, found: Found) -> None:
-    """Answer some questions on every kind of target, then as many as there is time for as graphs."""
-    bench_name = _benchmark(found)
-    methods = bench.sized(METHODS, FEW_METHODS)
-    first, seconds = bench.sized(4, 1), 0.0
-    every: list[Answered] = []
-    for kind in bench.in_time(KINDS, found):
-        start = time.perf_counter()
-        # Transformers' own ways to decode know nothing of our kinds.
-        asked = [name for name in methods if kind == EAGER or not name.startswith("generate")]
-        ask = partial(_asked, bench, found, kind, asked, bench_name, first)
-        every += found.attempt(kind, ask) or []
-        seconds = time.perf_counter() - start
-    found.figures |= {"bench": bench_name, "rows": [one.figures for one in every]}
-    found.attempt("judging differences", partial(_compare, bench, every, bench_name, found))
-    count = FEW_QUESTIONS
-    if not bench.is_simulated:
-        count = min(MOST_QUESTIONS, int(SHARE * bench.seconds_left / seconds * first))
-        if count < LEAST_QUESTIONS:
-            found.notes.append(f"time for {count} questions more; give more --minutes")
-            return
-    most = bench.sized(MOST_ASKED, FEW_METHODS)
-    ask = partial(_asked, bench, found, GRAPHS, most, bench_name, count)
-    more = found.attempt(f"{count} questions", ask) or []
-    found.figures |= {"num_questions": count, "more": [one.figures for one in more]}
-
-
-def _benchmark(found: Found) -> str:
+    """Answer some questions on every kind of target, and judge what differs."""
+    bench_name = BENCHMARK
     try:
         question_file_of(BENCHMARK)
     except UserError as error:
         found.notes.append(f"{error}; questions of {FALLBACK} instead")
-        return FALLBACK
-    return BENCHMARK
+        bench_name = FALLBACK
+    every: list[Answered] = []
+    for kind in bench.in_time(KINDS, found):
+        every += found.attempt(kind, partial(_asked, bench, found, kind, bench_name)) or []
+    found.figures |= {"bench": bench_name, "rows": [one.figures for one in every]}
+    found.attempt("judging differences", partial(_compare, bench, every, bench_name, found))
 
 
-def _asked(
-    bench: Bench, found: Found, kind: str, methods: Sequence[str], bench_name: str, count: int
-) -> list[Answered]:
+def _asked(bench: Bench, found: Found, kind: str, bench_name: str) -> list[Answered]:
     """Let methods answer questions in turn; print the leaderboard of their answers."""
+    count, methods = bench.sized(ASKED[kind], FEW)
     run = RunConfig(
         model=bench.options_of(kind),
         sampling=DecodingOptions(max_new_tokens=bench.sized(128, 4)),
@@ -119,9 +89,9 @@ def _asked(
         answers=AnswerOptions(warmup=1),
     )
     participants = participants_of(methods, bench.options.model_path)
-    target, table = bench.target(kind), StringIO()
+    target = bench.target(kind)
     with TemporaryDirectory(prefix="gpu-check-") as folder:
-        with redirect_stdout(table):
+        with redirect_stdout(StringIO()):
             if compare_methods(
                 participants, run, folder, FILES, load=lambda options, checked: target
             ):
@@ -139,37 +109,35 @@ def _rows_of(participant: Participant, folder: str, dtype: str) -> list[AnswerRo
     return read_answers(file)
 
 
-def _compare(bench: Bench, every: Sequence[Answered], bench_name: str, found: Found) -> None:
-    """Hold all answers against eager plain decoding's; judge what differs."""
+def _compare(bench: Bench, every: list[Answered], bench_name: str, found: Found) -> None:
+    """Hold answers against eager plain decoding's; judge what differs."""
     plain = next(one for one in every if (one.kind, one.method) == (EAGER, BASELINE))
+    known = plain.first_turns
     parted = [
         (one, difference)
         for one in every
-        for difference in differences.compare_answers(plain.rows, one.rows).differences
+        for difference in compare_answers(
+            plain.rows, [row for row in one.rows if row.question_id in known]
+        ).differences
     ]
     found.figures |= {"differing": len(parted), "ties": 0, "bugs": 0, "judged": []}
     # Later turns follow other texts.
     cases = [(one, it.question_id) for one, it in parted if it.parts_at_tokens and it.turn == 0]
     if not cases:
         return
-    free = torch.cuda.mem_get_info(bench.device)[0]
-    weights = bench.target(EAGER).model.parameters()
-    needed = JUDGE_MEMORY * sum(weight.numel() * weight.element_size() for weight in weights)
-    if free < needed:
-        found.notes.append(
-            f"{len(parted)} answers differ; not judged: needs {needed:.2e} bytes free"
-        )
+    try:
+        judge = Judge(bench.target(EAGER))
+    except torch.OutOfMemoryError:
+        found.notes.append(f"{len(parted)} answers differ; not judged: too little memory")
         return
     prompts = {
         question.question_id: bench.conversation.prompt_ids([], question.turns[0])
         for question in load_questions(question_file_of(bench_name))
     }
-    judge = Judge(bench.target(EAGER))
-    for question_id, token_ids in plain.first_turns.items():
-        judge.measure_noise(prompts[question_id], token_ids)
+    judge.measure_noise_on((prompts[question_id], ids) for question_id, ids in known.items())
     for one, question_id in bench.in_time(cases[:MOST_JUDGED], found):
         judge.target = bench.target(one.kind)
-        pair = (plain.first_turns[question_id], one.first_turns[question_id])
+        pair = (known[question_id], one.first_turns[question_id])
         drafters = (drafter_of(BASELINE, judge.target), drafter_of(one.method, judge.target))
         what = f"{one.method}, {one.kind}, question {question_id}"
         verdict = found.attempt(what, partial(judge.judge, prompts[question_id], pair, drafters))

@@ -135,7 +135,11 @@ class Bench:
 
     def show(self, title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table of texts and figures; the first two columns name things."""
-        self.show_text(title, markdown_table(header, [list(map(cell, row)) for row in rows], 2))
+        body = [
+            [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row]
+            for row in rows
+        ]
+        self.show_text(title, markdown_table(header, body, 2))
 
     def show_text(self, title: str, text: str) -> None:
         mark = f" ({NO_MEASUREMENT})" if self.is_simulated else ""
@@ -158,13 +162,6 @@ def say(line: str) -> None:
 def one_line(error: BaseException) -> str:
     """Return an error in one line, with its type."""
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def cell(value: object) -> str:
-    """Return what a cell of a table shows; "-" for None."""
-    if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
-    return "-" if value is None else str(value)
 
 
 class Times(NamedTuple):

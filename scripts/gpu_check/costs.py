@@ -16,7 +16,7 @@ import torch
 
 from model.backends.target import TargetModel
 from model.budget.measure import draft_of
-from model.commands.model_options import SMI_SECONDS
+from model.commands.model_options import nvidia_driver
 from model.engine.loop import decode
 from model.engine.step import PARTS
 from model.kernels.measured_attention import sdpa_backends
@@ -36,11 +36,6 @@ from scripts.gpu_check.bench import (
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = "tests/simulated_device"
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
-NVIDIA_SMI = (
-    "nvidia-smi",
-    "--query-gpu=name,driver_version,pstate,clocks.sm,clocks.mem,power.limit,temperature.gpu,memory.used",
-    "--format=csv,noheader",
-)
 # The paper's tree of 80 nodes, and its root.
 TREE = 81
 
@@ -48,11 +43,10 @@ TREE = 81
 def device_facts(bench: Bench, found: Found) -> None:
     """Name device and software, and measure how fast it copies and launches."""
     attempts: dict[str, Callable[[], object]] = {
-        "nvidia_smi": _nvidia_smi,
+        "driver": nvidia_driver,
         "name": lambda: torch.cuda.get_device_name(bench.device),
         "capability": lambda: "sm_{}{}".format(*torch.cuda.get_device_capability(bench.device)),
         "processors": lambda: torch.cuda.get_device_properties(bench.device).multi_processor_count,
-        "torch": lambda: str(torch.__version__),
         "cuda": lambda: torch.version.cuda,
         "cudnn": torch.backends.cudnn.version,
         "sdpa": lambda: sdpa_backends(bench.device),
@@ -66,17 +60,6 @@ def device_facts(bench: Bench, found: Found) -> None:
         found.figures[name] = found.attempt(name, measure)
     rows = [(name.replace("_", " "), value) for name, value in found.figures.items()]
     bench.show("device", ("what", "found"), rows)
-
-
-def _nvidia_smi() -> str:
-    """Return the devices as nvidia-smi names them; that it is missing is no problem in a container."""
-    try:
-        asked = subprocess.run(
-            NVIDIA_SMI, capture_output=True, text=True, timeout=SMI_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "not here"
-    return " / ".join((asked.stdout or asked.stderr).split("\n")).strip(" /")
 
 
 @torch.inference_mode()
@@ -163,16 +146,7 @@ def passes(bench: Bench, found: Found) -> None:
                     **{"gb_per_second": 1e-9 * bandwidth, "share_of_copy": bandwidth / copied},
                 }
             )
-    device = {(row["kind"], row["context"], row["nodes"]): row["device_ms"] for row in rows}
-    found.figures |= {
-        "rows": rows,
-        "copy_gb_per_second": 1e-9 * copied,
-        "tree_over_one": {
-            f"{kind} after {context}": milliseconds / device[kind, context, 1]
-            for (kind, context, nodes), milliseconds in device.items()
-            if nodes == TREE and (kind, context, 1) in device
-        },
-    }
+    found.figures |= {"rows": rows, "copy_gb_per_second": 1e-9 * copied}
     header = ("target", "nodes", "cached", "host ms", "device ms", "total ms", "GB/s", "of copy")
     title = "passes; device ms of eager ones include waiting for launches"
     bench.show(title, header, [list(row.values()) for row in rows])

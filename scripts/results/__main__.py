@@ -14,10 +14,7 @@ it names.
 Examples:
     python -m scripts.results pack answers docs/results/demo.tar.xz
     python -m scripts.results unpack docs/results/demo.tar.xz answers
-    python -m scripts.results tables            # writes the pages
-    python -m scripts.results tables --check    # only says whether they match the files
-
-Exit code: 0; 1 if a page does not match its files, with --check; 2 if an option cannot be used.
+    python -m scripts.results tables
 """
 
 from __future__ import annotations
@@ -69,10 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     from_pack = commands.add_parser("unpack", help="write the answer files of a pack to a folder")
     from_pack.add_argument("pack", type=Path, metavar="PACK", help="file to read")
     from_pack.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
-    tables = commands.add_parser("tables", help="make the tables of all pages")
-    tables.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if a page differs"
-    )
+    commands.add_parser("tables", help="make the tables of all pages")
     return parser
 
 
@@ -87,21 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with unpacked(args.pack) as folder:
             shutil.copytree(folder, args.folder)
     else:
-        return _tables(args.check)
-    return 0
-
-
-def _tables(is_check: bool) -> int:
-    differing = []
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        if (made := with_tables(text, ROOT)) != text:
-            differing.append(page.relative_to(ROOT))
-            if not is_check:
+        for page in pages():
+            text = page.read_text(encoding="utf-8")
+            if (made := with_tables(text, ROOT)) != text:
                 write_whole(page, made)
-    for page in differing:
-        print(f"{page}: {'differs from its files' if is_check else 'written'}")
-    return int(is_check and bool(differing))
+                print(f"{page.relative_to(ROOT)}: written")
+    return 0
 
 
 if __name__ == "__main__":

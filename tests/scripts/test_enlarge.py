@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import UserError
 from scripts import enlarge
-from scripts.enlarge import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
+from scripts.enlarge import SHAPES, scale_config, scaled_model, shape_of, write_scaled
 from tests.random_llama import random_llama
 
 VOCAB = 97
@@ -41,30 +41,30 @@ def assert_same(small: LlamaForCausalLM, large: LlamaForCausalLM) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        ModelShape(layers=2, hidden=32, heads=4, intermediate=48, kv_heads=4),
-        ModelShape(layers=5, hidden=32, heads=4, intermediate=48),
-        ModelShape(layers=2, hidden=64, heads=8, intermediate=48),
-        ModelShape(layers=2, hidden=64, heads=4, intermediate=48),
-        ModelShape(layers=3, hidden=96, heads=4, intermediate=100),
-        ModelShape(layers=3, hidden=128, heads=8, intermediate=256, kv_heads=4),
-        ModelShape(layers=3, hidden=96, heads=12, intermediate=49, kv_heads=4),
-        ModelShape(layers=4, hidden=192, heads=6, intermediate=64),
+        shape_of(layers=2, hidden=32, heads=4, intermediate=48, kv_heads=4),
+        shape_of(layers=5, hidden=32, heads=4, intermediate=48, kv_heads=4),
+        shape_of(layers=2, hidden=64, heads=8, intermediate=48, kv_heads=8),
+        shape_of(layers=2, hidden=64, heads=4, intermediate=48, kv_heads=4),
+        shape_of(layers=3, hidden=96, heads=4, intermediate=100, kv_heads=4),
+        shape_of(layers=3, hidden=128, heads=8, intermediate=256, kv_heads=4),
+        shape_of(layers=3, hidden=96, heads=12, intermediate=49, kv_heads=4),
+        shape_of(layers=4, hidden=192, heads=6, intermediate=64, kv_heads=6),
     ],
-    ids=str,
+    ids=lambda shape: str([*shape.values()]),
 )
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_logits_and_greedy_tokens_stay(shape: ModelShape, kv_heads: int) -> None:
+def test_logits_and_greedy_tokens_stay(shape: dict[str, int], kv_heads: int) -> None:
     small = small_model(kv_heads)
     assert_same(small, scaled_model(small, shape))
 
 
 def test_untied_head() -> None:
     small = small_model(is_tied=False)
-    assert_same(small, scaled_model(small, ModelShape(3, 64, 8, 96)))
+    assert_same(small, scaled_model(small, shape_of(3, 64, 8, 96, 8)))
 
 
 def test_added_parts_are_random_and_their_way_out_is_zero() -> None:
-    large = scaled_model(small_model(), ModelShape(layers=3, hidden=64, heads=8, intermediate=96))
+    large = scaled_model(small_model(), shape_of(3, 64, 8, 96, 8))
     added = large.model.layers[2]
     assert added.self_attn.q_proj.weight.std() > 0
     assert added.mlp.gate_proj.weight.std() > 0
@@ -82,7 +82,7 @@ def test_written_model_equals_the_one_in_memory(
     monkeypatch.setattr(enlarge, "SHARD_BYTES", shard_bytes)
     small = small_model()
     small.save_pretrained(tmp_path / "small")
-    shape = ModelShape(layers=3, hidden=64, heads=4, intermediate=96)
+    shape = shape_of(3, 64, 4, 96, 4)
     count = write_scaled(tmp_path / "small", tmp_path / "large", shape, torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "large").eval()
     assert count == sum(parameter.numel() for parameter in loaded.parameters())
@@ -101,32 +101,29 @@ def test_named_shapes_hold_the_demo_model() -> None:
         intermediate_size=704,
     )
     for name in SHAPES:
-        assert scale_config(demo, SHAPES[name]).hidden_size == SHAPES[name].hidden
+        assert scale_config(demo, SHAPES[name]).hidden_size == SHAPES[name]["hidden_size"]
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ("--layers 1 --hidden 64 --heads 4 --intermediate 96", "layers: got 1; allowed: 2"),
-        ("--layers 2 --hidden 66 --heads 4 --intermediate 96", "hidden: got 66"),
-        ("--layers 2 --hidden 48 --heads 4 --intermediate 96", "head size hidden/heads: got 12"),
-        ("--layers 2 --hidden 64 --heads 4 --intermediate 40", "intermediate: got 40"),
-        ("--layers 2 --hidden 64 --heads 4 --intermediate 96 --kv-heads 3", "kv_heads: got 3"),
-        ("--layers 2 --hidden 64 --heads 4 --intermediate 96 --kv-heads 1", "kv_heads: got 1"),
-        ("--layers 0 --hidden 64 --heads 4 --intermediate 96", "layers: got 0"),
-        ("--layers 2 --hidden 64 --heads 0 --intermediate 96", "heads: got 0"),
-        ("--shape 9t", "shape: got '9t'; allowed: 150m, 1b, 7b"),
-        ("--shape 7b --layers 3", "shape: got --shape and single sizes"),
-        ("--layers 3", "shape: got no full size"),
+        ((1, 64, 4, 96, 4), "num_hidden_layers: got 1; allowed for this model: 2 or more"),
+        ((2, 48, 4, 96, 4), "head_dim: got 12; allowed for this model: multiples of 8"),
+        ((2, 64, 4, 40, 4), "intermediate_size: got 40"),
+        ((2, 64, 4, 96, 1), "num_key_value_heads: got 1; allowed for this model: 2 or more"),
     ],
 )
-def test_bad_sizes_are_refused(tmp_path: Path, sizes: str, message: str) -> None:
-    small_model().save_pretrained(tmp_path / "small")
-    out = tmp_path / "out"
-    arguments = ["--model", str(tmp_path / "small"), "--out", str(out), *sizes.split()]
-    with pytest.raises(UserError, match=message):
-        enlarge.main(arguments)
-    assert not out.exists()
+def test_shapes_that_cannot_hold_the_model_are_refused(
+    sizes: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        scaled_model(small_model(), shape_of(*sizes))
+
+
+def test_models_that_are_no_plain_llama_are_refused() -> None:
+    config = LlamaConfig(attention_bias=True)
+    with pytest.raises(ValueError, match="allowed: llama without biases"):
+        scale_config(config, SHAPES["7b"])
 
 
 def test_existing_folder_and_missing_model_are_refused(tmp_path: Path) -> None:
@@ -144,7 +141,7 @@ def test_a_folder_without_weights_and_one_that_cannot_be_made_are_one_line(tmp_p
     small.save_pretrained(tmp_path / "small")
     small.config.save_pretrained(tmp_path / "bare")
     (tmp_path / "file").touch()
-    shape = ["--layers", "2", "--hidden", "64", "--heads", "4", "--intermediate", "96"]
+    shape = ["--shape", "150m"]
     for source, out, says in (
         ("bare", "out", "no file named"),
         ("small", "file/out", "Not a directory"),

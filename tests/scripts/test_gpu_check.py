@@ -81,14 +81,12 @@ def test_it_has_a_verdict_on_every_question(checked: Checked) -> None:
         is_timed = any(part in question for part in TIMED)
         assert verdict == (NOT_MEASURED if is_timed else PASS), question
     assert sum(verdict == NOT_MEASURED for verdict in by_question.values()) == len(TIMED)
-    assert any("eval.sh" in line for line in checked.report["commands"])
 
 
 def test_it_runs_each_kind_of_target_in_every_part(checked: Checked) -> None:
     figures = {name: part["figures"] for name, part in checked.report["parts"].items()}
     for part in ("passes", "steps", "answers"):
         assert {row["kind"] for row in figures[part]["rows"]} == {EAGER, GRAPHS}
-    assert set(figures["passes"]["tree_over_one"]) == {"eager after 40", "graphs after 40"}
     assert all(row["graphs"] > 0 for row in figures["steps"]["rows"] if row["kind"] == GRAPHS)
     assert "generate" in {row["method"] for row in figures["answers"]["rows"]}
     assert figures["laws"]["counts"]["passed"] > 1
@@ -178,7 +176,6 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--parts device blocks", "parts: got blocks; allowed: device, laws, "),
         ("--minutes 0", "minutes: got 0.0; allowed"),
         ("--minutes nan", "minutes: got nan; allowed"),
         ("--shape 7b --model-path ORG/NAME", "shape: got 7b with --model-path"),
@@ -232,10 +229,15 @@ def test_waits_on_a_gpu_are_torchs_warnings_by_place(monkeypatch: pytest.MonkeyP
     assert modes == ["warn", "default"]
 
 
-@pytest.mark.parametrize("free", [2**40, 0])
-def test_answers_that_differ_are_judged(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+def test_answers_that_differ_are_judged(is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     target = demo_target("eager", "cpu")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+
+    def judge(target: object) -> Any:
+        raise torch.OutOfMemoryError
+
+    if is_full:
+        monkeypatch.setattr(answers, "Judge", judge)
     bench: Any = SimpleNamespace(
         device=target.device,
         target=lambda kind: target,
@@ -258,7 +260,7 @@ def test_answers_that_differ_are_judged(free: int, monkeypatch: pytest.MonkeyPat
     found = Found()
     answers._compare(bench, every, "demo", found)
     assert found.figures["differing"] == 1
-    if free:
+    if not is_full:
         assert found.figures["bugs"] == 1
         what = f"pld, graphs, question {question.question_id}: BUG: tokens 67 and 99"
         assert what in found.problems[0]
@@ -309,7 +311,7 @@ def test_the_roofline_is_judged_by_the_fastest_pass_of_one_node(share: float, ve
     rows = [*others, row, row | {"nodes": 8, "share_of_copy": 1.0}]
     assert judged("roofline", passes={"rows": rows}) == (
         verdict,
-        f"{share:.0%} (graphs, 512 cached)",
+        f"{share:.0%} (512 cached)",
     )
 
 
@@ -324,16 +326,15 @@ def rows_of(speeds: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
 def test_speeds_are_judged_over_their_own_vanilla_and_over_generate() -> None:
     speeds = {
         (EAGER, "vanilla"): 50,
-        (EAGER, "generate"): 40,
-        (EAGER, "recycling"): 200,
+        (EAGER, "recycling"): 400,
         (GRAPHS, "vanilla"): 100,
+        (GRAPHS, "generate"): 40,
         (GRAPHS, "recycling"): 150,
         (GRAPHS, "recycling-auto"): 170,
     }
     found = {"rows": rows_of(speeds)}
-    assert judged("own vanilla", answers=found) == (FAIL, "1.70x (recycling-auto, graphs)")
-    assert judged("x of generate", answers=found) == (PASS, "4.25x (recycling-auto, graphs)")
-    speeds = {(GRAPHS, "vanilla"): 100, (GRAPHS, "recycling"): 210, (GRAPHS, "recycling-auto"): 90}
-    found["more"] = rows_of({**speeds, (GRAPHS, "generate"): 70})
-    assert judged("own vanilla", answers=found) == (PASS, "2.10x (recycling, graphs)")
-    assert judged("x of generate", answers=found) == (FAIL, "3.00x (recycling, graphs)")
+    assert judged("own vanilla", answers=found) == (FAIL, "1.70x (recycling-auto)")
+    assert judged("x of generate", answers=found) == (PASS, "4.25x (recycling-auto)")
+    found = {"rows": rows_of({(GRAPHS, "vanilla"): 100, (GRAPHS, "recycling"): 210})}
+    assert judged("own vanilla", answers=found) == (PASS, "2.10x (recycling)")
+    assert judged("x of generate", answers=found) == (NOT_MEASURED, "")
