@@ -33,9 +33,9 @@ from model.engine.batch import Batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
-from model.engine.request import Request
 from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
 from model.engine.step import StepRecord
+from model.engine.text import Request
 from model.engine.tree import DraftTree
 from model.methods import Method
 

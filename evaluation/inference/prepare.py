@@ -43,7 +43,7 @@ from model.commands.loading import (
     refuse_gpus,
 )
 from model.commands.model_options import ModelOptions
-from model.kernels.measured_attention import sdpa_backends
+from model.kernels.registered_attention import sdpa_backends
 from model.machine.hardware import device_name
 from model.machine.packages import versions
 from model.methods import Method

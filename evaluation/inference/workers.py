@@ -31,7 +31,7 @@ from evaluation.inference.plan import Memory, Plan
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line, show_notes
 from model.commands.loading import load_target
-from model.kernels.measured_attention import turn_off_cudnn
+from model.kernels.registered_attention import turn_off_cudnn
 
 # A question whose worker dies may itself be the cause.
 MAX_RETRIES = 2

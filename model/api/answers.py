@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..engine.batch import Batch, run
-from ..engine.request import Request
 from ..engine.rules import STATEFUL
 from ..engine.step import StepRecord
+from ..engine.text import Request
 from ..machine.timing import progress
 from ..options import integer
 from .output import GenerateOutput

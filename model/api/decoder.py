@@ -27,9 +27,9 @@ from ..backends.proofs.self_test import prove
 from ..backends.proofs.support import eos_ids_of
 from ..backends.target import TargetModel
 from ..budget.memory import read_memory, save_memory
-from ..engine.request import Request
 from ..engine.rules import Processor, token_rule
 from ..engine.step import StepRecord
+from ..engine.text import Request
 from ..methods import MethodName, drafter_class
 from ..options import chosen
 from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits

@@ -29,8 +29,8 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from ..backends.proofs.packing import why_not_packed
 from ..backends.proofs.support import refuse_unverifiable
 from ..backends.target import TargetModel
-from ..engine.request import Request
 from ..engine.step import StepRecord
+from ..engine.text import Request
 from .decoder import SpeculativeDecoder
 from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, check, refusal
 from .loading.models import check_tokenizer

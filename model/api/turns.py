@@ -22,8 +22,8 @@ from ..budget.paced import BatchBudget, batch_budget
 from ..engine.batch import Batch, Turn, run
 from ..engine.drafter import Drafter
 from ..engine.loop import steps_of
-from ..engine.request import Request
 from ..engine.step import StepRecord
+from ..engine.text import Request
 from ..machine.hardware import give_back_threads
 
 # Seconds without a step after which others stop waiting for an open text.

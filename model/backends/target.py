@@ -12,17 +12,20 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 from ..engine.backend import PREFILL_CHUNK, PromptChunk
+from ..engine.batch import SharedPasses
 from ..engine.read_out import ReadOut, read_out
 from ..engine.tree import DraftTree, TreeTopology
 from ..kernels.linear import MOST_ROWS_WITH_VECTORS
-from ..kernels.measured_attention import ROWS, without_cudnn
+from ..kernels.measured_attention import ROWS
+from ..kernels.registered_attention import without_cudnn
 from ..machine.hardware import uploaded
 from ..machine.own_forwards import attending
 from .passes.cache import TreeCache
@@ -38,11 +41,88 @@ FEWEST_IN_CHUNK = 512  # whatever the vocabulary
 # Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
 # freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
 CAPACITY_STEP = 512
+# Rows shown of a slot are a multiple of this.
+SHOWN_STEP = 64
 # From this many rows on, all passes use the same functions: what they use is found once for all of them.
 MANY_ROWS = 1 + max(MOST_ROWS_WITH_VECTORS, ROWS[-1])
 
 
-class TargetModel(LoadedModel):
+class Preparation(NamedTuple):
+    """Work done ahead of steps, such as captures.
+
+    Attributes:
+        num_graphs: CUDA graphs.
+        seconds: spent on captures, with the first calls.
+    """
+
+    num_graphs: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return one line; empty if nothing was prepared."""
+        plural = "s" * (self.num_graphs > 1)
+        done = f"{self.num_graphs} CUDA graph{plural}, prepared in {self.seconds:.1f} s"
+        return done if self.num_graphs else ""
+
+
+class PassShapes:
+    """The shapes of passes: a stock model takes any, with nothing to prepare.
+
+    CUDA graphs need a few fixed ones (`model.backends.graphs.graphed_target`), prepared before times are measured.
+    """
+
+    @property
+    def num_prepared(self) -> int:
+        """Calls captured so far; a step in which one was is not used to learn costs."""
+        return 0
+
+    @property
+    def num_late(self) -> int:
+        """Shapes prepared after the last warm-up, which a measured time then includes."""
+        return 0
+
+    @property
+    def preparation(self) -> Preparation:
+        """The graphs captured so far."""
+        return Preparation()
+
+    def padded_size(self, num_nodes: int) -> int:
+        """Return the rows of a pass over a draft of this many nodes."""
+        return num_nodes
+
+    def expect_drafts(self, num_nodes: Collection[int]) -> None:
+        """Note sizes of drafts that may come, for the next warm-up."""
+
+    def expect_reads(
+        self, num_candidates: int, with_samples: bool, hidden_layers: tuple[int, ...]
+    ) -> None:
+        """Note what is read of passes, for the next warm-up."""
+
+    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
+        """Prepare passes over drafts of these sizes after texts of up to `num_tokens` tokens."""
+
+    def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
+        """Return a drafter's steps that run whole on the device; None if they cannot."""
+        return None
+
+    def replayed(self, storage: Any, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
+        """Return the output of a call over the rows of a storage; what may replay it tells it by its key."""
+        return call()
+
+    def kept(self, storage: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Return a pass's logits where later calls over this storage may read them."""
+        return logits
+
+    def rows_shown(self, num_rows: int) -> int:
+        """Return the rows of each slot that a pass shows which reads and writes this many."""
+        return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
+
+    def slot_passes(self, size: int) -> SharedPasses | None:
+        """Return passes over slots in a way of this target's own, for up to `size` texts; None: the usual ones."""
+        return None
+
+
+class TargetModel(PassShapes, LoadedModel):
     """A loaded model whose passes run as it is, or by our kernels on a CPU: the backend of the loop.
 
     Args and errors as of `LoadedModel`.
@@ -90,10 +170,10 @@ class TargetModel(LoadedModel):
         is packed.
         """
         with self.lock, nullcontext() if self.device.type == "cpu" else without_cudnn(self.device):
-            in_programs = self.programs.are_used(num_rows)
+            in_programs = self.programs.are_used(num_rows, self.is_in_reference)
             kind = (min(num_rows, MANY_ROWS), is_packed, in_programs, self.is_in_reference)
             if kind not in self._swaps:
-                self._swaps[kind] = self._swap(*kind[:3])
+                self._swaps[kind] = self._swap(*kind)
             attention, forwards, programs = self._swaps[kind]
             with attending(self.config, attention):
                 if programs:
@@ -123,10 +203,10 @@ class TargetModel(LoadedModel):
 
     def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
         """Return the block to read a draft in: states are read from each node's parent on."""
-        if topology.num_nodes == 1 or not self.has_states:
+        if topology.num_nodes == 1 or not self.mixers:
             return nullcontext()  # plain decoding
         tree = topology.by_level(self.device)
-        return cache.states.branching(tree, self.mixers, cache.layers, cache.length)
+        return cache.states.branching(self.mixers.over(tree, cache.layers, cache.length))
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
@@ -184,7 +264,7 @@ class TargetModel(LoadedModel):
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
             arguments["position_ids"] = positions[None]
-        if self.wants_positions:
+        if self._layout.wants_positions:
             arguments["cache_position"] = self._layout.cache_position(base, len(token_ids))
         if masks is not None:
             arguments["attention_mask"] = masks

@@ -111,7 +111,7 @@ class PacedDrafter(Drafter):
 
 
 class BatchBudget:
-    """Divides the drafted nodes of a step among the texts of a batch (`model.engine.batch.NodeBudget`).
+    """Divides the drafted nodes of a step among the texts of a batch (`model.engine.batch`).
 
     Args:
         target: the model; its costs are measured if they are not known.

@@ -31,7 +31,7 @@ from ..backends.proofs.support import UnsupportedModelError, context_limit
 from ..backends.target import TargetModel
 from ..budget import memory as saved
 from ..engine.drafter import Drafter
-from ..kernels.measured_attention import turn_off_cudnn
+from ..kernels.registered_attention import turn_off_cudnn
 from ..machine.packages import installed_version
 from ..methods import Method
 from .command_line import UserError, first_line, user_errors
@@ -281,7 +281,7 @@ def target_of(model: Any, options: ModelOptions) -> TargetModel:
         UnsupportedModelError: as `TargetModel`.
     """
     use_kernels = options.kernels != "off"
-    if options.graphs == "off":
+    if options.graphs == "off" or model.device.type != "cuda":
         return TargetModel(model, use_kernels)
     return graphed(model, use_kernels, say=_say)
 

@@ -21,29 +21,20 @@ from .backend import PREFILL_CHUNK, Backend
 from .drafter import Drafter
 from .loop import step_of
 from .read_out import ReadOut
-from .request import Request
 from .step import StepRecord, StepTimer
-from .text import Text, rows_for
+from .text import Request, Text, rows_for
 from .tree import DraftTree
 
 Result = TypeVar("Result")
 
 
 class Event(NamedTuple):
-    """The result of a step for a text.
+    """The result of a step for a text: its record, or an error."""
 
-    Attributes:
-        key: names the text, as given to `Batch.add`.
-        record: its step; with a `stop_reason` the text has ended and left the batch.
-        error: what its drafter, rule or stopping criterion raised; the text has left the batch. One of both
-            is None.
-        steps: all of its steps so far.
-    """
-
-    key: Any
-    record: StepRecord | None = None
-    error: Exception | None = None
-    steps: Sequence[StepRecord] = ()
+    key: Any  # names the text, as given to `Batch.add`
+    record: StepRecord | None = None  # with a `stop_reason` the text has ended and left the batch
+    error: Exception | None = None  # of its drafter, rule or criterion; the text has left the batch
+    steps: Sequence[StepRecord] = ()  # all of its steps so far
 
     @property
     def is_last(self) -> bool:
@@ -60,22 +51,6 @@ class Turn:
 
     def end(self) -> None:
         """Let others decode: no text is under way, or none goes on."""
-
-
-class NodeBudget(Protocol):
-    """Divides the drafted nodes of a step among its texts; its methods are described in `model.budget.paced`."""
-
-    def is_resting(self, num_texts: int) -> bool: ...
-
-    def offered(self, num_texts: int) -> tuple[int, float]: ...
-
-    def share(
-        self, offers: Sequence[Sequence[float]], num_texts: int, context: float
-    ) -> list[int]: ...
-
-    def learn(
-        self, num_texts: int, num_nodes: int, num_tokens: int, context: float, nanoseconds: int
-    ) -> None: ...
 
 
 class SharedPass(NamedTuple):
@@ -95,11 +70,8 @@ class SharedPasses(Protocol):
     """Passes of one batch, over the caches that it got here."""
 
     def new_cache(self, capacity: int, first: Any = None) -> Any:
-        """Return a cache for a text of up to `capacity` rows.
-
-        Args:
-            capacity: rows of the text and one tree.
-            first: holds the first rows of the text; it has room for all, and is not used elsewhere.
+        """Return a cache for a text of up to `capacity` rows; `first`, not used elsewhere, holds its first ones and
+        has room for all.
         """
         ...
 
@@ -137,7 +109,8 @@ class Batch:
         drafter: each text gets one like it.
         size: most texts.
         passes: of all texts; None: each text has its own.
-        budget: divides the nodes of a step among texts that share passes; None: each drafter proposes for itself.
+        budget: a `BatchBudget` (`model.budget.paced`), which divides the drafted nodes of a step among texts that
+            share passes; None: each drafter proposes for itself.
         shares_memory: whether the texts learn into the drafter's memory, and from each other; else each begins
             with a copy of it, and what it learns goes with it. Of a method with a cold start each begins with none.
         turn: when the texts may decode, all together.
@@ -152,7 +125,7 @@ class Batch:
         drafter: Drafter,
         size: int,
         passes: SharedPasses | None,
-        budget: NodeBudget | None = None,
+        budget: Any = None,
         shares_memory: bool = True,
         turn: Turn | None = None,
     ) -> None:
@@ -177,11 +150,9 @@ class Batch:
 
     @torch.inference_mode()
     def add(self, key: Any, request: Request) -> None:
-        """Add a text, whose prompt is read in the steps to come.
+        """Add a text under a free key; its prompt is read in the steps to come.
 
-        Args:
-            key: names the text in events; one that is free.
-            request: what is asked for. Tokens past the limit, which a published code decodes unseen, are left out.
+        Tokens past the limit, which a published code decodes unseen, are left out.
 
         Raises:
             ValueError: as `Request.checked`.
@@ -278,10 +249,8 @@ class Batch:
         return Event(key, record, steps=place.steps)
 
     def _read_prompts(self) -> list[Event]:
-        """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens.
-
-        Returns:
-            The events of those that fail.
+        """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens; return
+        the events of those that fail.
         """
         failed, num_read = [], 0
         for key, place in self._places.items():
@@ -356,12 +325,10 @@ class Batch:
 
 
 def run(batch: Batch, asked: Iterator[tuple[Any, Request | Exception]]) -> Iterator[Event]:
-    """Let texts join a batch as long as there is room, and yield the last event of each, answers first.
+    """Let texts join an empty batch as long as there is room, and yield the last event of each, answers first.
 
-    Args:
-        batch: an empty one.
-        asked: keys with what is asked for, or with the error that stands for it. One is taken when there is room
-            for its text, and after the events that have made room.
+    What is asked for, or the error that stands for it, is taken with its key when there is room for its text, and
+    after the events that have made room.
     """
     while True:
         while batch.has_room and (one := next(asked, None)) is not None:

@@ -120,10 +120,7 @@ class Drafter:
         """Learn from a chunk of the prompt: its C tokens and the logits after each, [C, V]."""
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Learn from a chunk of the prompt: its C tokens and their hidden states, [C, W * D].
-
-        All chunks together are the prompt up to its last token, which is the first tree's root.
-        """
+        """Learn from a chunk of the prompt (up to its last token): C tokens and their hidden states, [C, W * D]."""
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return a draft whose root is `context[-1]`, inside the budget."""
@@ -134,13 +131,8 @@ class Drafter:
     ) -> Sequence[float] | None:
         """Draft without choosing the number of nodes, which depends on the other texts of a pass.
 
-        Asked, in the place of `propose`, of drafters with `wants_costs`. `take` follows.
-
-        Args:
-            context: as of `propose`.
-            budget: as of `propose`, without costs.
-            most: drafted nodes, at most.
-            least: probability below which a node need not be offered.
+        Asked, in the place of `propose`, of drafters with `wants_costs`; the budget is without costs. At most
+        `most` nodes are drafted; one less probable than `least` need not be offered. `take` follows.
 
         Returns:
             The probability of each drafted node that it is accepted, in falling order: any number of the first
@@ -149,11 +141,7 @@ class Drafter:
         return None
 
     def take(self, count: int) -> DraftTree:
-        """Return the tree of the first `count` nodes offered; 0: the root alone. `observe` follows.
-
-        Raises:
-            NotImplementedError: by a drafter that never offers.
-        """
+        """Return the tree of the first `count` nodes offered; 0: the root alone. `observe` follows."""
         raise NotImplementedError
 
     def observe(self, step: VerifiedStep) -> None:
@@ -190,11 +178,9 @@ class Drafter:
         target.warm_up(num_tokens, self.draft_sizes)
 
     def check_target(self, target: Any) -> None:
-        """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.
+        """Raise ValueError if this drafter cannot draft for a target model, whose vocabulary fits.
 
-        Raises:
-            ValueError: if the model has another hidden size, shows no hidden states to one that reads them, or
-                reads no probes.
+        As when it has another hidden size, shows no hidden states to one that reads them, or reads no probes.
         """
         self.check_config(target.config)
         if self.needs.hidden_layers:
@@ -203,11 +189,7 @@ class Drafter:
             target.check_probes()
 
     def check_config(self, config: Any) -> None:
-        """Check what the target model's text config tells, before its weights load.
-
-        Raises:
-            ValueError: if its hidden size is another.
-        """
+        """Raise ValueError if the target model's text config, known before its weights, has another hidden size."""
         found, needed = getattr(config, "hidden_size", None), self.needs.hidden_size
         if needed is not None and found != needed:
             raise ValueError(
@@ -221,8 +203,7 @@ class Drafter:
     def memory(self) -> dict[str, torch.Tensor]:
         """Return a copy of the memory kept across prompts, as named tensors; empty if there is none.
 
-        Learned acceptance of chains, which automatic budgets use, is not part of it: it is learned
-        again within a few steps.
+        Learned acceptance of chains, for automatic budgets, is not part of it: a few steps learn it again.
         """
         return {}
 

@@ -13,9 +13,8 @@ import torch
 
 from .backend import Backend, KeptRows
 from .drafter import Drafter
-from .request import Request
 from .step import Generation, StepRecord, StepTimer
-from .text import Text, rows_for
+from .text import Request, Text, rows_for
 
 
 def generate(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.linear import is_exact
-from ..kernels.operations import top_k
+from ..kernels.short_pass import top_k
 from ..machine.hardware import downloaded
 from .tree import DraftTree
 
@@ -71,13 +71,9 @@ Reader = Callable[[DraftTree, torch.Tensor, int, bool], ReadOut]
 def read_out(
     tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_samples: bool = False
 ) -> ReadOut:
-    """Copy a tree's tokens, candidates and logit samples to the host in one transfer.
+    """Copy a tree's tokens, k candidates and, if wanted, logit samples to the host in one transfer.
 
-    Args:
-        tree: N nodes.
-        logits: [N, V].
-        num_candidates: k; for k = 1 the first of equal logits wins, else any of them.
-        with_samples: whether logit samples are wanted.
+    Of equal logits the first wins for k = 1, else any of them.
     """
     if logits.device.type != "cpu":
         tokens = None if tree.token_ids.device.type == "cpu" else tree.token_ids

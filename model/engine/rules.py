@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from transformers import (
@@ -32,26 +31,14 @@ WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, M
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
 
-class TokenRule(Protocol):
-    """Chooses the token after a node."""
-
-    def choose(
-        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
-    ) -> int | None:
-        """Return the next token for `logits` [V], given the node's true prefix of token ids.
-
-        None if rounding could swap the two likeliest tokens (see `verify`); the rule is then asked
-        again with reference logits.
-        """
-        ...
-
-
 # Takes token ids [1, P] and scores [1, V] to scores [1, V], as transformers' `LogitsProcessor`.
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GreedyRule:
     """Takes the token with the largest score after processors such as penalties or forbidden tokens.
+
+    At a near-tie (see `verify`) it takes none, and is asked again with reference logits.
 
     Args:
         processors: applied in order, at every node to its true prefix.
@@ -63,7 +50,7 @@ class GreedyRule:
     def choose(
         self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
     ) -> int | None:
-        """Return the first token with the largest score; None at a near-tie."""
+        """Return the first of the likeliest tokens for `logits` [V] after a true prefix; None at a near-tie."""
         scores = _processed(self.processors, logits, prefix)[0]  # [V]
         if tie_margin:
             largest, *others = scores.topk(min(2, len(scores))).values.tolist()
@@ -95,6 +82,10 @@ class SamplingRule:
         """Return one draw; ties do not matter for draws."""
         scores = _processed(self.processors, logits, prefix)
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+
+
+# How the token after a node is chosen.
+TokenRule = GreedyRule | SamplingRule
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A text under way: its tokens, its cache, its drafter and what was asked for.
+"""A text under way: what was asked for, its tokens, its cache and its drafter.
 
 A step is `propose` (or `offer` and `take`, or `rest`), a pass, `conclude`; another order is refused. The loop
 of one text (`model.engine.loop`) and that of several (`model.engine.batch`) are both built on it. The prompt is
@@ -10,22 +10,115 @@ Shapes: N nodes, V vocabulary, C prompt tokens in a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..options import integer
 from .backend import Backend, Hidden
-from .budget import DraftBudget
+from .budget import MAX_DRAFT, DraftBudget
 from .drafter import Drafter, Needs, VerifiedStep
 from .read_out import Reader
-from .request import Request
+from .rules import TokenRule
 from .step import StepRecord, StepTimer
 from .tree import DraftTree
 from .verification import Acceptance, ReferenceRows, verify
+
+
+class Request(NamedTuple):
+    """A text that is asked for, on its way from a caller to its last step. Limits are in tokens.
+
+    Attributes:
+        prompt_ids: token ids of the prompt, at least one.
+        max_new_tokens: limit; exact for every method.
+        eos_ids: token ids that end the text; the one that ends it is emitted.
+        rule: None for greedy decoding, else how each token is chosen.
+        stop: asked after every new token, with the text so far, whether it ends the text.
+        context: prompt and answer together. This and what follows is found by `checked`.
+        num_visible: new tokens that are emitted.
+        num_total: new tokens until the loop ends; more than `num_visible` when a published code
+            that runs past the limit is reproduced.
+        name: the limit that comes first, "length" or "context".
+    """
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    eos_ids: Collection[int] = ()
+    rule: TokenRule | None = None
+    stop: Callable[[Sequence[int]], bool] | None = None
+    context: int = 0
+    num_visible: int = 0
+    num_total: int = 0
+    name: str = ""
+
+    def checked(self, target: Backend, overrun: int = 0) -> Request:
+        """Return the request with its limits. Greedy decoding goes `overrun` tokens past the limit, unseen.
+
+        Raises:
+            ValueError: if the prompt is empty, holds a token that the model does not have or leaves no
+                room in the context, or if max_new_tokens < 1.
+        """
+        limit = integer("max_new_tokens", self.max_new_tokens, least=1)
+        length, num_tokens = len(self.prompt_ids), target.num_tokens
+        if not length:
+            raise ValueError("prompt: got no token; allowed: at least one")
+        if outside := [token for token in self.prompt_ids if not 0 <= token < num_tokens]:
+            raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
+        context = target.context_limit(length)
+        if context is None:
+            context = length + limit + MAX_DRAFT
+        room = context - length
+        if room < 1:
+            raise ValueError(
+                f"prompt: got {length} tokens; allowed: fewer than the model's context of "
+                f"{context}; shorten the prompt"
+            )
+        num_visible = min(limit, room)
+        if not self.is_greedy:
+            # Unseen steps would draw from the generator of the next answer, and ask the user's
+            # criteria about tokens that are never emitted.
+            overrun = 0
+        return self._replace(
+            context=context,
+            num_visible=num_visible,
+            num_total=min(num_visible + overrun, room),
+            name="length" if num_visible == limit else "context",
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether tokens are the argmax and no stopping criterion is asked."""
+        return self.rule is None and self.stop is None
+
+    def stop_reason(self, acceptance: Acceptance, num_emitted: int) -> str | None:
+        """Return why the loop ends after `num_emitted` tokens, None if it goes on.
+
+        The limit is checked before an end-of-text bonus token, as in the published loop.
+        """
+        if num_emitted >= self.num_total:
+            return "criteria" if acceptance.is_stopped else self.name
+        return self._end_of(acceptance.tokens, acceptance.is_stopped)
+
+    def visible(self, record: StepRecord, num_emitted: int) -> StepRecord | None:
+        """Return a step, up to which `num_emitted` tokens exist, cut at the limit; None if nothing is left."""
+        num_hidden = max(0, num_emitted - self.num_visible)
+        tokens = record.tokens[: max(0, len(record.tokens) - num_hidden)]
+        if not tokens:
+            return None
+        reason = self._end_of(tokens, record.stop_reason == "criteria")
+        if reason is None and num_emitted >= self.num_visible:
+            reason = self.name
+        return replace(record, tokens=tokens, stop_reason=reason)
+
+    def _end_of(self, tokens: Sequence[int], is_stopped: bool) -> str | None:
+        if tokens[-1] in self.eos_ids:
+            return "eos"
+        return "criteria" if is_stopped else None
+
 
 # Where a text stands within a step.
 READING, READY, OFFERED, DRAFTED, IN_PASS = "prompt", "ready", "offered", "drafted", "in a pass"
@@ -122,25 +215,21 @@ class Text:
         self._go(READY, DRAFTED)
         self._needs = None
         budget = self.budget
-        tree = self.drafter.propose(self.tokens, budget)
-        tree.topology.check(budget.max_depth, budget.chain_only)
-        return tree
+        return _checked(self.drafter.propose(self.tokens, budget), budget)
 
     def offer(self, most: int, least: float) -> Sequence[float] | None:
         """Return the acceptance probabilities of nodes to draft, as `Drafter.offer`; None: it only proposes."""
+        self._go(READY, OFFERED)
         self._needs = None
         offered = self.drafter.offer(self.tokens, self.budget, most, least)
-        if offered is not None:
-            self._go(READY, OFFERED)
+        if offered is None:
+            self._go(OFFERED, READY)
         return offered
 
     def take(self, count: int) -> DraftTree:
         """Return the tree of the first `count` of the offered nodes."""
         self._go(OFFERED, DRAFTED)
-        tree = self.drafter.take(count)
-        budget = self.budget
-        tree.topology.check(budget.max_depth, budget.chain_only)
-        return tree
+        return _checked(self.drafter.take(count), self.budget)
 
     def rest(self) -> DraftTree:
         """Return the root alone, in place of `propose`; the drafter only takes note of the new token."""
@@ -171,9 +260,9 @@ class Text:
         """Accept what the model says, keep its rows, and let the drafter learn; return the step.
 
         Args:
-            tree: from `propose`, N nodes, whose rows are the last of the cache.
-            logits: after every node, [N, V].
-            hidden: hidden states of every node; None if the drafter wants none.
+            tree: of the pass, N nodes, whose rows are the last of the cache.
+            logits: as from `forward`.
+            hidden: likewise.
             timer: of the step.
             read: copies to the host what is read of the pass; None: the target's way.
         """
@@ -201,7 +290,7 @@ class Text:
         else:
             self.drafter.observe(VerifiedStep(tree, acceptance, self.stop_reason, hidden))
         timer.end("observe")
-        return self._record(tree, acceptance)
+        return StepRecord(acceptance.tokens, tree, acceptance.path, self.stop_reason)
 
     @property
     def runs_on_device(self) -> bool:
@@ -218,7 +307,7 @@ class Text:
         timer.end("forward")
         acceptance = self._settle(acceptance)
         timer.end("keep")
-        return self._record(tree, acceptance)
+        return StepRecord(acceptance.tokens, tree, acceptance.path, self.stop_reason)
 
     def _settle(self, acceptance: Acceptance) -> Acceptance:
         """Decide an open token, and take the new ones."""
@@ -230,9 +319,6 @@ class Text:
         self.stop_reason = request.stop_reason(acceptance, self.num_new)
         return acceptance
 
-    def _record(self, tree: DraftTree, acceptance: Acceptance) -> StepRecord:
-        return StepRecord(acceptance.tokens, tree, acceptance.path, self.stop_reason)
-
     @cached_property
     def _device_step(self) -> Any:
         """Steps that run whole on the device; None if request, drafter or target need the host."""
@@ -241,6 +327,11 @@ class Text:
             return None
         margin, ends = self._reference.margin, self.request.eos_ids
         return self.target.device_step(drafting, margin, ends)
+
+
+def _checked(tree: DraftTree, budget: DraftBudget) -> DraftTree:
+    tree.topology.check(budget.max_depth, budget.chain_only)
+    return tree
 
 
 def rows_for(request: Request, drafter: Drafter) -> int:

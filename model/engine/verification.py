@@ -189,15 +189,7 @@ class ReferenceRows:
     """Decides near-ties by plain decoding; counts the first rows of a text's cache that equal its own bit for bit.
 
     A token that rounding could exchange is computed again as plain decoding computes it: the rows that
-    were read in another way are read again, in the same shapes as there.
-
-    Args:
-        target: the model.
-        cache: of the text.
-        prompt_length: tokens of the prompt.
-
-    Attributes:
-        margin: as `tie_margin`.
+    were read in another way are read again, in the same shapes as there. `margin` is as `tie_margin`.
     """
 
     def __init__(self, target: Backend, cache: Rows, prompt_length: int) -> None:
@@ -215,10 +207,7 @@ class ReferenceRows:
     def margin_of(self, tree: DraftTree, base: int, is_plain: bool = True) -> float:
         """Return the margin for the step to come, after `base` rows: 0 where it is plain decoding itself.
 
-        Args:
-            tree: of the step.
-            base: rows before it.
-            is_plain: whether its pass is that of the loop of one text.
+        Its pass `is_plain` if it is that of the loop of one text.
         """
         is_root = is_plain and tree.topology.num_nodes == 1
         self._is_reference = (
@@ -233,18 +222,11 @@ class ReferenceRows:
     def with_token_decided(
         self,
         acceptance: Acceptance,
-        text: Sequence[int],
+        text: Sequence[int],  # before the step
         rule: TokenRule | None,
         stop: Callable[[Sequence[int]], bool] | None,
     ) -> Acceptance:
-        """Return the acceptance with its open token decided, if it has one, once its rows are kept.
-
-        Args:
-            acceptance: of the last step.
-            text: before the step.
-            rule: as in `verify`.
-            stop: as in `verify`.
-        """
+        """Return the last step's acceptance with its open token decided, if it has one, once its rows are kept."""
         if not acceptance.is_decided:
             text = [*text, *acceptance.tokens]
             token = self._reference_token(text, rule)

@@ -26,14 +26,12 @@ Shapes: n queries in each of H heads, T keys and values in each of K heads, D an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from . import short_pass as few_rows
-from .linear import FEWEST_WEIGHTS, is_exact
+from .linear import FEWEST_WEIGHTS, is_exact, num_weights
 from .measured_attention import (
     ROWS,
     Choice,
@@ -43,36 +41,31 @@ from .measured_attention import (
     first_letters,
     registered,
 )
-from .operations import is_for_draft
-from .packed import num_weights
-from .packed_attention import packed_name
-from .pass_kernels import USUAL, PassKernels, is_special, register_attention
-from .short_pass import DTYPES, short_pass_kernel
+from .registered_attention import (
+    USUAL,
+    is_special,
+    packed_name,
+    register_attention,
+    usual_attention,
+)
+from .short_pass import DTYPES, attend, is_for_draft, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 
 
 def grouped_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: torch.Tensor,  # [1, H, n, D]
+    key: torch.Tensor,  # [1, K, T, D]
+    value: torch.Tensor,  # [1, K, T, E]
+    attention_mask: torch.Tensor | None,  # boolean or additive, [1, 1, n, T]
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend like transformers' sdpa attention, bit for bit, without repeating heads.
 
-    Args:
-        module: the attention layer.
-        query: [1, H, n, D].
-        key: [1, K, T, D].
-        value: [1, K, T, E].
-        attention_mask: boolean or additive, [1, 1, n, T]; without one, transformers copies nothing.
-        dropout: as in sdpa.
-        scaling: as in sdpa.
-        **kwargs: other arguments of the model; unsupported ones lead to transformers' function.
+    Arguments that are not supported lead to transformers' function, and no mask: without one it copies nothing.
 
     Returns:
         The attended values [1, n, H, E], and None for the weights.
@@ -80,10 +73,9 @@ def grouped_attention(
     is_grouped = key.shape[1] < query.shape[1]
     is_left_alone = query.shape[2] == 1  # transformers 5 itself groups its heads
     if attention_mask is None or is_left_alone or not is_grouped or is_special(kwargs):
-        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        return usual_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-        return result
     attended = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
     )
@@ -116,7 +108,7 @@ def few_queries_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return few_rows.attend(query, key, value, attention_mask, scale, is_causal), None
+    return attend(query, key, value, attention_mask, scale, is_causal), None
 
 
 def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
@@ -129,11 +121,11 @@ register_attention(GROUPED, grouped_attention)
 register_attention(FEW_QUERIES, few_queries_attention)
 
 
-class AttentionKernels(PassKernels):
+class AttentionKernels:
     """The attention functions of a model's passes.
 
     Args:
-        groups_heads: whether passes of several rows use `grouped_attention`.
+        groups_heads: whether passes use `grouped_attention`.
         has_kernel: whether passes use `few_queries_attention`.
         choice: what was measured on a GPU.
 
@@ -150,7 +142,8 @@ class AttentionKernels(PassKernels):
         is_plain: bool = False,
         choice: Choice = (),
     ) -> None:
-        super().__init__("few-queries" if has_kernel else USUAL, is_plain)
+        self.name = "few-queries" if has_kernel else USUAL
+        self.is_plain = is_plain
         self._config = config
         self._groups_heads = groups_heads
         self._has_kernel = has_kernel
@@ -163,26 +156,23 @@ class AttentionKernels(PassKernels):
         """Whether any pass uses an attention function that may round differently from transformers'."""
         return self._has_kernel or self._has_choice
 
-    def function(self, num_rows: int, is_packed: bool = False) -> str:
+    def function(self, num_rows: int, is_packed: bool = False, in_reference: bool = False) -> str:
         """Return the name of the function for a pass over `num_rows` rows, of several texts if it is packed.
 
         It is "" for the model's own.
         """
-        name = self._of_one_text(num_rows)
+        is_on = self.is_plain or not in_reference
+        name = GROUPED if self._groups_heads else ""
+        if self._has_kernel and is_on:
+            name = FEW_QUERIES
+        elif self._has_choice and num_rows <= ROWS[-1] and is_on:
+            name = self._by_rows[bucket(num_rows, ROWS)]
         return packed_name(name or self._config._attn_implementation) if is_packed else name
-
-    def _of_one_text(self, num_rows: int) -> str:
-        if self._has_kernel and not self._is_off:
-            return FEW_QUERIES
-        if self._has_choice and num_rows <= ROWS[-1] and not self._is_off:
-            return self._by_rows[bucket(num_rows, ROWS)]
-        # For a single query without a mask no heads are repeated, unless compiled.
-        return GROUPED if self._groups_heads else ""
 
     @property
     def is_reference(self) -> bool:
         """Whether passes attend as plain decoding does, bit for bit."""
-        return self._is_plain or not self
+        return self.is_plain or not self
 
 
 def can_exchange(model: PreTrainedModel) -> bool:
@@ -194,38 +184,24 @@ def can_exchange(model: PreTrainedModel) -> bool:
     )
 
 
-class HeadShape(NamedTuple):
-    """The heads of a layer's keys or values: how many, and their size."""
-
-    num_heads: int
-    head_dim: int
-
-
 def attention_kernels(
-    model: PreTrainedModel,
-    shapes: tuple[HeadShape, HeadShape],
-    is_replayed: bool = False,
+    model: PreTrainedModel, heads: LayerHeads, is_replayed: bool = False
 ) -> AttentionKernels:
-    """Return the attention of a model's passes on this machine, for the heads of its keys and values."""
+    """Return the attention of a model's passes on this machine."""
     config = model.config.get_text_config(decoder=True)
-    num_heads = getattr(config, "num_attention_heads", 0)
     is_plain = not is_exact(model.dtype)
     if can_exchange(model) and model.device.type == "cuda":
-        keys, values = shapes
-        heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
         choice = choice_on_gpu(heads, model.dtype, model.device, is_replayed)
         return AttentionKernels(config, False, False, is_plain, choice)
     if not can_exchange(model) or model.device.type != "cpu":
         return AttentionKernels(config, groups_heads=False, has_kernel=False)
-    num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    has_kernel = _has_kernel(model, num_heads, shapes)
-    return AttentionKernels(config, num_heads != num_key_value_heads, has_kernel, is_plain)
+    num_key_value_heads = getattr(config, "num_key_value_heads", None) or heads.num_heads
+    groups_heads = heads.num_heads != num_key_value_heads
+    return AttentionKernels(config, groups_heads, _has_kernel(model, heads), is_plain)
 
 
-def _has_kernel(
-    model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape]
-) -> bool:
+def _has_kernel(model: PreTrainedModel, heads: LayerHeads) -> bool:
     is_small = num_weights(model) < FEWEST_WEIGHTS
     if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
         return False
-    return num_heads % shapes[0].num_heads == 0 and bool(short_pass_kernel())
+    return heads.num_heads % heads.num_key_heads == 0 and bool(short_pass_kernel())

@@ -21,11 +21,6 @@ Several calls in a row are timed: launched by the host, or replayed as a CUDA gr
 choice is made once a process, at a target's first pass. Before a pass only its number of rows is known, so one
 function is registered for each number of rows; it holds the choice for every number of keys.
 
-On GPUs of compute capability 9 and 10 PyTorch 2.13 prefers cuDNN to its flash and memory-efficient kernels. cuDNN
-builds a plan, tens of milliseconds of work, for every number of keys it has not seen; a text that is decoded has
-another one at every step. The switches are the process's: a command turns cuDNN off for good, so that transformers'
-`generate` beside us runs without it too; the library, a guest in the user's process, does so for its passes alone.
-
 Shapes: n queries in each of H heads, T keys and values in each of K heads, G = H / K heads of queries
 that share keys; D and E numbers in a key and a value. B texts, one but for batches.
 """
@@ -36,8 +31,7 @@ import logging
 import statistics
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -47,47 +41,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..machine.hardware import captured
 from ..machine.timing import seconds_of
-from .pass_kernels import USUAL, is_special, register_attention, usual_attention
-
-
-def turn_off_cudnn(device: torch.device) -> None:
-    """Turn cuDNN's attention off in this process if models will run on a GPU."""
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-@contextmanager
-def without_cudnn(device: torch.device) -> Iterator[None]:
-    """Within the block cuDNN's attention is off if the device is a GPU.
-
-    Another thread may use the switch meanwhile, for another model: whoever found it off does not
-    touch it, so that it is on in the end if it was on before.
-    """
-    is_on = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
-    if not is_on:
-        yield
-        return
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def sdpa_backends(device: torch.device) -> str | None:
-    """Return the attention that PyTorch may choose from on a GPU, such as "flash+efficient+math";
-    None on other devices, where nothing can be switched.
-    """
-    if device.type != "cuda":
-        return None
-    switches: dict[str, Callable[[], bool]] = {
-        "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
-        "flash": torch.backends.cuda.flash_sdp_enabled,
-        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
-        "math": torch.backends.cuda.math_sdp_enabled,
-    }
-    return "+".join(name for name, is_on in switches.items() if is_on())
-
+from .registered_attention import USUAL, is_special, register_attention, usual_attention
 
 # Numbers of queries and keys that are measured. Other numbers use the choice for the next larger one.
 # Passes over more queries are prompts; more keys use the choice for the largest number.
@@ -245,20 +199,13 @@ def can_fold(
 
 
 def folded_sdpa(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+    query: torch.Tensor,  # [B, H, n, D]
+    key: torch.Tensor,  # [B, K, T, D]
+    value: torch.Tensor,  # [B, K, T, E]
+    mask: torch.Tensor,  # boolean (True: seen) or additive, [B, 1, n, T]
+    scale: float,
 ) -> torch.Tensor:
-    """Attend by torch's kernel over folded heads.
-
-    Args:
-        query: [B, H, n, D].
-        key: [B, K, T, D].
-        value: [B, K, T, E].
-        mask: boolean (True: seen) or additive, [B, 1, n, T].
-        scale: factor of the scores.
-
-    Returns:
-        The attended values [B, n, H, E].
-    """
+    """Return values [B, n, H, E] attended by torch's kernel over folded heads."""
     num_texts, num_heads, num_queries, _ = query.shape
     num_keys, num_groups = key.shape[2], num_heads // key.shape[1]
     width = -(-num_keys // MASK_ALIGNMENT) * MASK_ALIGNMENT
@@ -275,14 +222,17 @@ def folded_products(
 ) -> torch.Tensor:
     """Attend by two batched products over folded heads, of one text; arguments and result as of `folded_sdpa`."""
     num_heads, num_queries, num_keys = *query.shape[1:3], key.shape[2]
-    scores = _products(_folded(query, key), key[0].transpose(1, 2))  # [K, G n, T]
+    folded = query[0].reshape(key.shape[1], -1, query.shape[-1])  # [K, G n, D]
+    scores = _products(folded, key[0].transpose(1, 2))  # [K, G n, T]
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min)
     by_head = scores.view(num_heads, num_queries, num_keys)
     torch.add(mask[0], by_head, alpha=scale, out=by_head)
     weights = scores.softmax(dim=-1).to(query.dtype)
     if len(weights) < num_heads:
-        return _unfolded(torch.bmm(weights, value[0]), num_queries)
+        rows = torch.bmm(weights, value[0])  # [K, G n, E]
+        heads = rows.reshape(num_heads, num_queries, rows.shape[-1])
+        return heads.transpose(0, 1).contiguous()[None]
     attended = query.new_empty(1, num_queries, num_heads, value.shape[-1])
     torch.bmm(weights, value[0], out=attended[0].transpose(0, 1))
     return attended
@@ -296,17 +246,6 @@ def _products(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         # The CPU has no such product.
         return torch.bmm(rows, columns, out_dtype=torch.float32)
     return torch.bmm(rows.float(), columns.float())
-
-
-def _folded(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return the queries of all heads that share keys as rows [K, G n, D]."""
-    return query[0].reshape(key.shape[1], -1, query.shape[-1])
-
-
-def _unfolded(rows: torch.Tensor, num_queries: int) -> torch.Tensor:
-    """Return rows [K, G n, E] as [1, n, H, E]."""
-    heads = rows.reshape(-1, num_queries, rows.shape[-1])  # [H, n, E]
-    return heads.transpose(0, 1).contiguous()[None]
 
 
 # Beside the usual one; names differ in their first letters.
@@ -324,16 +263,11 @@ def measured_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the function that was measured fastest for this number of keys.
+    """Attend by the function, of these names for each of `KEYS`, that was measured fastest for this number of keys.
 
     It was measured for one text. With several, each of which gives torch's kernel blocks of its own, heads are
-    folded if they share keys.
-
-    Unsupported cases go to transformers' function: passes without a mask, masks that differ by head,
-    dropout, gradients, special arguments.
-
-    The first argument has the names of the functions, for each of `choice.KEYS`; the others and the
-    result are those of transformers' attention functions.
+    folded if they share keys. Unsupported cases go to transformers' function: passes without a mask, masks that
+    differ by head, dropout, gradients, special arguments.
     """
     function = FOLDED.get(names[bucket(key.shape[2], KEYS)])
     if function is not None and len(query) > 1:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +35,6 @@ from torch.nn.functional import layer_norm, rms_norm
 
 from ..machine.own_forwards import OwnForwards
 from .linear import is_exact
-from .pass_kernels import PassKernels
 
 # (rows [..., D], weight [D] or None, epsilon) -> rows [..., D]
 NormKind = Callable[[torch.Tensor, torch.Tensor | None, float], torch.Tensor]
@@ -104,29 +102,21 @@ class FusedNorm:
         return self.kind(rows, weight, vars(module)[self.epsilon])
 
 
-class FusedNorms(PassKernels):
+class FusedNorms:
     """The norms of a model's passes that torch's functions compute."""
 
     def __init__(self, norms: Mapping[nn.Module, FusedNorm], dtype: torch.dtype) -> None:
-        super().__init__("fused" if norms else "as-they-are", not norms or not is_exact(dtype))
+        self.name = "fused" if norms else "as-they-are"
+        # Whether plain decoding has them too: then near-ties need no other functions.
+        self.is_plain = not norms or not is_exact(dtype)
         self._norms = OwnForwards(norms)
 
     def __len__(self) -> int:
         return len(self._norms)
 
-    @property
-    def of_pass(self) -> OwnForwards:
-        """The functions of a pass."""
-        return OwnForwards({}) if self._is_off else self._norms
-
-    def plain(self) -> AbstractContextManager[None]:
-        """Return the block to run a pass of plain decoding in, which is a reference for others."""
-        return (self.of_pass if self.is_reference else OwnForwards({})).patched()
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether norms compute as plain decoding's, bit for bit."""
-        return self._is_plain
+    def of_pass(self, in_reference: bool = False) -> OwnForwards:
+        """Return the functions of a pass; in reference arithmetic those of plain decoding."""
+        return self._norms if self.is_plain or not in_reference else OwnForwards({})
 
 
 def fused_norms(model: nn.Module, dtype: torch.dtype) -> FusedNorms:

@@ -26,8 +26,8 @@ from prometheus_client import (
 
 from ..api.decoder import SpeculativeDecoder
 from ..api.output import TextStream
-from ..engine.request import Request
 from ..engine.step import StepRecord
+from ..engine.text import Request
 from .acceptance import Acceptance, StepCounts
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from model.budget.cost_model import CostModel
 from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command
 from model.commands.files import check_output, write_whole
 from model.commands.model_options import DEMO_MODEL, ModelOptions, nvidia_driver
-from model.kernels.measured_attention import sdpa_backends
+from model.kernels.registered_attention import sdpa_backends
 from model.machine.packages import versions
 from scripts.enlarge import SHAPES
 from scripts.gpu_check.answers import answers

@@ -19,9 +19,9 @@ from model.budget.measure import draft_of
 from model.commands.model_options import nvidia_driver
 from model.engine.loop import decode
 from model.engine.step import PARTS
-from model.kernels.measured_attention import sdpa_backends
+from model.kernels.linear import packed_weights, stored
 from model.kernels.norms import has_fused_rms_norm
-from model.kernels.packed import packed_weights, stored
+from model.kernels.registered_attention import sdpa_backends
 from scripts.gpu_check.bench import (
     EAGER,
     KINDS,

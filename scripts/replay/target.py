@@ -21,15 +21,14 @@ import torch
 
 from evaluation.answers.provenance import check_weights
 from model.backends.passes.cache import TreeCache
-from model.backends.passes.shapes import PassShapes
-from model.backends.target import TargetModel
+from model.backends.target import PassShapes, TargetModel
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.engine.backend import PREFILL_CHUNK, PromptChunk
 from model.engine.read_out import ReadOut, logit_samples_of, read_out, sampled_ids
 from model.engine.tree import DraftTree, TreeTopology
-from model.kernels.operations import top_k
+from model.kernels.short_pass import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording, Source
 
 UNKNOWN = -1  # the place of a text that is not in the recording

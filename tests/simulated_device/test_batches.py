@@ -13,9 +13,8 @@ from torch import nn
 from model.backends.graphs.graphed_target import GraphedTarget, graphed
 from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.target import TargetModel
-from model.engine.batch import NodeBudget
 from model.engine.loop import generate
-from model.engine.request import Request
+from model.engine.text import Request
 from model.methods import drafter_class
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_batch import FLAT, GivenBudget
@@ -79,7 +78,7 @@ def decoded(
     return Decoded(found, costs)
 
 
-def budget_of(setting: Setting) -> NodeBudget | None:
+def budget_of(setting: Setting) -> GivenBudget | None:
     """Return given costs, under which drafting pays, for methods with an automatic budget."""
     return GivenBudget(FLAT) if setting.method == "hybrid" else None
 

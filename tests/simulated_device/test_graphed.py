@@ -14,8 +14,7 @@ from torch import nn
 import model.backends.graphs.captured
 from model.api.decoder import SpeculativeDecoder
 from model.backends.graphs.graphed_target import GraphedTarget, graphed
-from model.backends.passes.cache import TreeCache
-from model.backends.passes.layer_shape import BufferShape, LayerShape
+from model.backends.passes.cache import BufferShape, LayerShape, TreeCache
 from model.backends.passes.static_cache import MOST_MOVED, GraphCache, StaticStorage
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel

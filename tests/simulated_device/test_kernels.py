@@ -24,7 +24,7 @@ from model.engine.loop import decode
 from model.engine.tree import DraftTree
 from model.kernels.measured_attention import FOLDED, KEYS, ROWS, choice_on_gpu
 from model.kernels.norms import has_fused_rms_norm, weighted
-from model.kernels.pass_kernels import USUAL
+from model.kernels.registered_attention import USUAL
 from model.machine.own_forwards import OwnForwards
 from tests.model.decoded import known
 from tests.simulated_device.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of

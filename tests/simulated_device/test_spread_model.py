@@ -10,7 +10,7 @@ import torch
 from model.backends.proofs.packing import batch_of
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
-from model.engine.request import Request
+from model.engine.text import Request
 from tests.simulated_device.demo import (
     COSTS,
     END,

@@ -32,7 +32,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
-from ...kernels.packed import TYPES, PackedEmbedding, PackedLinear
+from ...kernels.linear import TYPES, PackedEmbedding, PackedLinear
 
 
 class Quantizer(GgufHfQuantizer):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Models as transformers reads them from a folder, a GGUF file or a hub name, and how their weights are kept.
 
-Weights stay in the bits of their file, which the kernel for a few rows reads (`kernels/packed.py`), or are plain
+Weights stay in the bits of their file, which the kernel for a few rows reads (`kernels/linear.py`), or are plain
 numbers. torchao keeps int8 weights, and on a CPU int4 weights too, as whole numbers of eight bits with a scale for
 each group of inputs (torchao 0.18: `Int8Tensor`, `IntxUnpackedToInt8Tensor`). Its own product unpacks the whole
 matrix at each call.
@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-from ...kernels.packed import INT8, TYPES, PackedLinear
+from ...kernels.linear import INT8, TYPES, PackedLinear
 from ...kernels.short_pass import DTYPES, short_pass_kernel
 from ...machine.files import refuse_lfs_pointer, written_state
 from ...machine.hardware import begin_at_lines

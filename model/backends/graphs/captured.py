@@ -19,7 +19,7 @@ from ...machine.hardware import Captured, captured
 from ..passes.masks import WINDOWS
 from ..passes.prefix_cache import active_adapters
 from ..passes.static_cache import PassInputs
-from ..proofs.own_code import OwnCode
+from ..proofs.support import OwnCode
 
 # Kernels work in tiles of 8 rows, and each bucket costs a capture; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
@@ -59,9 +59,6 @@ class CapturedCalls:
     All graphs share their memory: an output must be used before the next call.
 
     A call that cannot be captured runs as it is every time.
-
-    Args:
-        device: a GPU.
 
     Attributes:
         failure: why the last call that could not be captured could not; empty if there was none.
@@ -117,22 +114,15 @@ class CapturedCalls:
 
 
 class Passes:
-    """Passes over the rows of one storage: where their inputs and logits are, and their graphs.
-
-    Args:
-        device: a GPU.
-
-    Attributes:
-        calls: the graphs.
-        logits: of the last pass over each bucket of nodes, [P, V].
-        last: the logits of the last pass.
-    """
+    """Passes over the rows of one storage: where their inputs and logits are, and their graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.calls = CapturedCalls(device)
-        self.logits: dict[int, torch.Tensor] = {}
-        self.last: torch.Tensor | None = None
+        self.logits: dict[
+            int, torch.Tensor
+        ] = {}  # of the last pass over each bucket of nodes, [P, V]
+        self.last: torch.Tensor | None = None  # the logits of the last pass
         self._inputs: dict[int, PassInputs] = {}
 
     def inputs_of(self, num_padded: int) -> PassInputs:

@@ -24,7 +24,7 @@ from ...engine.drafter import DeviceDrafting
 from ...engine.read_out import Candidates, tie_gaps
 from ...engine.tree import DraftTree, TreeTopology
 from ...engine.verification import Acceptance, accepted_walk, check_finite
-from ...kernels.operations import top_k
+from ...kernels.short_pass import top_k
 from ...machine.hardware import downloaded, uploaded, write
 from ..passes.static_cache import GraphCache, StaticView
 from ..target import TargetModel
@@ -32,21 +32,13 @@ from .captured import length_bucket
 
 
 class PackedStep(NamedTuple):
-    """The columns that the host reads of every node, each [N]: tensors on the device, lists on the host.
+    """The columns that the host reads of every node, each [N]: tensors on the device, lists on the host."""
 
-    Attributes:
-        tokens: of the nodes.
-        chosen: the token after each node.
-        is_open: whether rounding could exchange it for another.
-        last: the last accepted node, the same in every row.
-        largest: the largest logit after each node, float32.
-    """
-
-    tokens: Any
-    chosen: Any
-    is_open: Any
-    last: Any
-    largest: Any
+    tokens: Any  # of the nodes
+    chosen: Any  # the token after each node
+    is_open: Any  # whether rounding could exchange it for another
+    last: Any  # the last accepted node, the same in every row
+    largest: Any  # the largest logit after each node, float32
 
     def packed(self) -> torch.Tensor:
         """Return the fields as columns, int32 [N, 5]; the last holds the bits of the floats."""
@@ -62,14 +54,7 @@ class PackedStep(NamedTuple):
 
 
 class StaticDeviceStep:
-    """Steps of one drafter on one target model.
-
-    Args:
-        target: the target model in static shapes.
-        drafting: the drafter's part.
-        tie_margin: as in `verify`.
-        eos_ids: token ids that end the text.
-    """
+    """Steps of one drafter on one target model in static shapes."""
 
     def __init__(
         self,
@@ -132,10 +117,7 @@ class StaticDeviceStep:
             room: most tokens to emit.
 
         Returns:
-            The draft and the acceptance, as from `verify`.
-
-        Raises:
-            InvalidLogitsError: as in `verify`.
+            The draft and the acceptance, as from `verify`; errors are as there.
         """
         num_padded = len(self._padded_depths)
         self._drafting.begin_step()

@@ -30,7 +30,6 @@ from ...engine.tree import DraftTree
 from ...machine.hardware import downloaded
 from ..passes.cache import TreeCache
 from ..passes.hidden import HiddenStates
-from ..passes.shapes import Preparation
 from ..passes.slot_passes import SlotPasses
 from ..passes.slots import Slots
 from ..passes.static_cache import (
@@ -41,7 +40,7 @@ from ..passes.static_cache import (
     TextNodes,
 )
 from ..proofs.support import UnsupportedModelError
-from ..target import TargetModel
+from ..target import Preparation, TargetModel
 from .captured import (
     NODE_STEP,
     CaptureFailed,
@@ -387,13 +386,7 @@ def graphed(
 ) -> TargetModel:
     """Return a target whose passes are replayed as CUDA graphs, where the model is on one GPU and can be captured.
 
-    Args:
-        model: as for `TargetModel`.
-        use_kernels: as for `TargetModel`.
-        say: gets one line if a model on one GPU cannot be captured.
-
-    Raises:
-        UnsupportedModelError: as `TargetModel`.
+    Arguments and errors are as of `TargetModel`; `say` gets one line if a model on one GPU cannot be captured.
     """
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or model.device.type != "cuda":

@@ -6,7 +6,7 @@ full length, sliding-window layers too (the window is in the mask), because a ri
 branched.
 
 Keys and values of all layers that share a shape live in one buffer, so `keep` is one gather and one
-copy. Recurrent and convolution states of a text are `model.backends.states.text_states`.
+copy. Recurrent and convolution states of a text are `model.backends.states.layers`.
 
 Shapes: H key-value heads, M capacity (rows), T rows in use, D head dimension.
 """
@@ -14,6 +14,7 @@ Shapes: H key-value heads, M capacity (rows), T rows in use, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +22,39 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ...machine.hardware import uploaded
-from ..states.layers import StateLayer
-from ..states.text_states import TextStates
-from .layer_shape import BufferShape, LayerShape
+from ..states.layers import StateLayer, TextStates
+
+
+@dataclass(frozen=True, slots=True)
+class BufferShape:
+    """Shape of one cached tensor (the keys or the values of one layer), without its length."""
+
+    num_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Shapes of one layer's cached tensors, and the number of its states.
+
+    Attributes:
+        keys, values: of attention; they differ in multi-head latent attention. None if there is none.
+        index_keys: by which indexed attention chooses its keys; None if it sees all.
+        num_states: recurrent or convolution states.
+    """
+
+    keys: BufferShape | None
+    values: BufferShape | None
+    index_keys: BufferShape | None = None
+    num_states: int = 0
+
+    @property
+    def buffers(self) -> tuple[BufferShape, ...]:
+        """Shapes of the cached tensors that have a row for each token."""
+        parts = (self.keys, self.values, self.index_keys)
+        return tuple(part for part in parts if part is not None)
 
 
 class TreeCacheLayer(CacheLayerMixin):

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..proofs.support import UnsupportedModelError
+from ..proofs.support import NO_HIDDEN, UnsupportedModelError, layers_of
 
 # The layer whose "input" is the output head's: the final, normed hidden state.
 FINAL = -1
 _NONE: Mapping[str, Any] = MappingProxyType({})
-ADVICE = "use a method that reads no hidden states"
 
 
 class HiddenStates:
@@ -106,7 +105,7 @@ class HiddenStates:
             if part is None or len(part) != num_rows:
                 found = "none" if part is None else f"{len(part)} rows"
                 raise UnsupportedModelError(
-                    f"hidden states: a pass over {num_rows} tokens shows {found} of layer {layer}; {ADVICE}"
+                    f"hidden states: a pass over {num_rows} tokens shows {found} of layer {layer}; {NO_HIDDEN}"
                 )
             parts.append(part.to(self._device))  # a model spread over devices has them on several
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -143,26 +142,8 @@ def _rows_of(values: Any) -> torch.Tensor | None:
     return rows.flatten(0, 1) if isinstance(rows, torch.Tensor) and rows.ndim == 3 else None
 
 
-def layers_of(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
-    """Return the layers of a causal LM with their name: the outermost list with one module a layer.
-
-    Raises:
-        UnsupportedModelError: if there is none.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return name, module
-    raise UnsupportedModelError(
-        f"hidden states: found no list of {num_layers} layers in {type(model).__name__}; {ADVICE}"
-    )
-
-
 def _decoder_of(model: nn.Module, layers_name: str, run: Callable[[], Any]) -> nn.Module:
-    """Return the module that gives the output head its rows: the outermost around the layers in a pass.
-
-    Raises:
-        UnsupportedModelError: if there is none.
-    """
+    """Return the module that gives the output head its rows: the outermost around the layers in a pass."""
     parts = layers_name.split(".")[:-1]
     called: list[nn.Module] = []
     thread = get_ident()
@@ -178,6 +159,6 @@ def _decoder_of(model: nn.Module, layers_name: str, run: Callable[[], Any]) -> n
         run()
     if not called:
         raise UnsupportedModelError(
-            f"hidden states: no module around the layers of {type(model).__name__} returns them; {ADVICE}"
+            f"hidden states: no module around the layers of {type(model).__name__} returns them; {NO_HIDDEN}"
         )
     return called[-1]  # the outermost returns last

@@ -9,28 +9,27 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ...kernels.packed import stored
+from ...kernels.linear import stored
 from ..proofs.support import UnsupportedModelError, forward_parameters, new_cache
-from ..states.layers import CONTAINERS, State, num_state_bytes, num_states_of
-from ..states.mixers import Mixers, find_mixers
-from ..states.own_cache import (
+from ..states.layers import (
+    CONTAINERS,
     REPLACED,
     Container,
+    State,
+    TextStates,
     first_states,
     has_read_states,
+    num_state_bytes,
+    num_states_of,
     own_cache_class,
     own_cache_rows,
 )
-from ..states.text_states import TextStates
-from .cache import TreeCache
-from .layer_shape import BufferShape, LayerShape
+from ..states.mixers import Mixers, find_mixers
+from .cache import BufferShape, LayerShape, TreeCache
 
 
 class CacheLayout:
     """The layout of a model's cache.
-
-    Args:
-        model: a loaded model.
 
     Attributes (once probed):
         shapes: shapes of each layer's cache; None for layers that read another layer's cache, or keep
@@ -47,10 +46,7 @@ class CacheLayout:
         self._first_states: dict[int, State] = {}  # before any token, of such a class
 
     def probe(self, run: Callable[..., torch.Tensor]) -> None:
-        """Find the layout by plain passes.
-
-        Args:
-            run: runs a pass as `TargetModel.run`; the caller serialises passes.
+        """Find the layout by plain passes, which the caller serialises; `run` is `TargetModel.run`.
 
         Raises:
             UnsupportedModelError: if a plain pass with a cache fails or fills none, or states are read in
@@ -140,16 +136,14 @@ class LinearCache(TreeCache):
     """The `TreeCache` of MiniMax, whose layers know no other way to keep a state."""
 
     def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
-        """Return the state of a layer."""
         return self.states.layers[layer_idx].linear
 
     def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
-        """Replace the state of a layer."""
         self.states.layers[layer_idx].linear = linear_cache
 
 
 class OwnStatesCache(TreeCache):
-    """The `TreeCache` of a model that keeps its states in a class of its own (`model.backends.states.own_cache`).
+    """The `TreeCache` of a model that keeps its states in a class of its own (`model.backends.states.layers`).
 
     Args:
         layer_shapes, capacity: as `TreeCache`.

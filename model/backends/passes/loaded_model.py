@@ -20,32 +20,30 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...kernels.attention import AttentionKernels, HeadShape, attention_kernels
-from ...kernels.linear import LinearKernels, linear_kernels
+from ...kernels.attention import AttentionKernels, attention_kernels
+from ...kernels.linear import LinearKernels, linear_kernels, num_weights, stored
+from ...kernels.measured_attention import LayerHeads
 from ...kernels.norms import FusedNorms, fused_norms
-from ...kernels.packed import num_weights, stored
 from ...machine.hardware import machine_key, use_huge_pages
 from ...machine.own_forwards import OwnForwards
-from ..programs.layers import layer_programs
-from ..programs.run import LayerPrograms
-from ..proofs.own_code import OwnCode
+from ..programs.layers import LayerPrograms, layer_programs
 from ..proofs.support import (
     KeyBorders,
+    OwnCode,
     UnsupportedModelError,
     cache_argument,
     context_limit,
     forward_parameters,
+    layers_of,
     refuse_autocast,
     refuse_unverifiable,
     use_masked_attention,
     why_chain_only,
 )
-from .cache import TreeCache
-from .hidden import HiddenStates, layers_of
-from .layer_shape import BufferShape
+from .cache import BufferShape, TreeCache
+from .hidden import HiddenStates
 from .layout import CacheLayout
 from .masks import TreeMasks
-from .shapes import PassShapes
 
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
 
@@ -89,7 +87,7 @@ class Swap(NamedTuple):
     programs: LayerPrograms | None
 
 
-class LoadedModel(PassShapes):
+class LoadedModel:
     """A loaded causal LM, checked, with the functions that its passes use.
 
     Args:
@@ -107,7 +105,6 @@ class LoadedModel(PassShapes):
             for rounding, so that a known beginning may be kept; the self-test finds out.
         uses_slots: whether texts of a batch lie in slots (`passes.slot_passes`): on a GPU, and where they
             cannot be packed.
-        has_states: whether layers keep recurrent states.
         code: the model's own code, with which it passed the self-test.
 
     Raises:
@@ -130,6 +127,7 @@ class LoadedModel(PassShapes):
         # may run the model meanwhile: what a pass exchanges acts in its thread alone (`OwnForwards`).
         self.lock: Any = _LOCKS.setdefault(model, RLock())
         self._swaps: dict[tuple[int, bool, bool, bool], Swap] = {}
+        self._are_reference: dict[int, bool] = {}  # by the rows of a chunk
         refuse_unverifiable(model)
         with self.lock:
             use_masked_attention(model)
@@ -147,13 +145,11 @@ class LoadedModel(PassShapes):
         self.masks = TreeMasks(self.config)
         self.key_borders = KeyBorders.of(self.config)
         self._layout = layout = CacheLayout(model)
-        self.wants_positions = layout.wants_positions
         with self.lock, torch.no_grad():
             layout.probe(self.run)
         self.layer_shapes, self.mixers = layout.shapes, layout.mixers
         self.num_state_bytes, self.vocab_size = layout.num_state_bytes, layout.vocab_size
         self.is_same_in_parts = True
-        self.has_states = bool(self.mixers)
         with self.lock:
             self.code = OwnCode.of(model)
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
@@ -166,7 +162,8 @@ class LoadedModel(PassShapes):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes: its model has a lock and layers of its own."""
         return {name: value for name, value in vars(self).items() if name != "lock"} | {
-            "_swaps": {}
+            "_swaps": {},
+            "_are_reference": {},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -295,8 +292,10 @@ class LoadedModel(PassShapes):
         chooses_keys = any(shape and shape.index_keys for shape in self.layer_shapes)
         if not self.use_kernels or not self._attention_shape or chooses_keys:
             return AttentionKernels(self.config, groups_heads=False, has_kernel=False)
-        keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention_kernels(self.model, (keys, values), self.is_replayed)
+        keys, values = self._attention_shape
+        num_heads = getattr(self.config, "num_attention_heads", 0)
+        heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
+        return attention_kernels(self.model, heads, self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
@@ -309,7 +308,6 @@ class LoadedModel(PassShapes):
     def switch_kernels(self, use_kernels: bool) -> None:
         """Use kernels from now on, or none."""
         self.use_kernels = use_kernels
-        self._swaps.clear()
         for part in ("linear_kernels", "attention", "norms"):
             self.__dict__.pop(part, None)
         self.forget_programs()
@@ -317,6 +315,7 @@ class LoadedModel(PassShapes):
     def forget_programs(self) -> None:
         """Capture the layers' programs anew at the next pass, since the model's code has changed."""
         self._swaps.clear()
+        self._are_reference.clear()
         for part in ("programs", "linear_kernels_outside"):
             self.__dict__.pop(part, None)
 
@@ -343,12 +342,14 @@ class LoadedModel(PassShapes):
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, has reference arithmetic anyway."""
-        return (
-            self.attention.is_reference
-            and self.norms.is_reference
-            and self.programs.is_reference(num_rows)
-            and self.linear_kernels.is_reference(num_rows)
-        )
+        if num_rows not in self._are_reference:
+            self._are_reference[num_rows] = (
+                self.attention.is_reference
+                and self.norms.is_plain
+                and self.programs.is_reference(num_rows)
+                and self.linear_kernels.is_reference(num_rows)
+            )
+        return self._are_reference[num_rows]
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -356,27 +357,20 @@ class LoadedModel(PassShapes):
 
         Passes of other threads wait for its end.
         """
-        with (
-            self.lock,
-            self.linear_kernels.reference(),
-            self.linear_kernels_outside.reference(),
-            self.programs.reference(),
-            self.attention.reference(),
-            self.norms.reference(),
-        ):
+        with self.lock:
             self.is_in_reference = self.has_kernels
             try:
                 yield
             finally:
                 self.is_in_reference = False
 
-    def _swap(self, num_rows: int, is_packed: bool, in_programs: bool) -> Swap:
+    def _swap(self, num_rows: int, is_packed: bool, in_programs: bool, in_reference: bool) -> Swap:
         """Return what passes over so many rows use, of several texts if they are packed."""
         linear = self.linear_kernels_outside if in_programs else self.linear_kernels
-        parts = [linear.for_rows(num_rows), self.norms.of_pass]
+        parts = [linear.for_rows(num_rows, in_reference), self.norms.of_pass(in_reference)]
         if in_programs:
             parts.append(self.programs.layers)
-        attention = self.attention.function(num_rows, is_packed)
+        attention = self.attention.function(num_rows, is_packed, in_reference)
         return Swap(attention, OwnForwards.joined(parts), self.programs if in_programs else None)
 
     def context_limit(self, prompt_length: int) -> int | None:

@@ -1,9 +1,9 @@
 """Packed passes: the nodes of several texts side by side as one row of tokens, each text with a cache of its own.
 
 Linear layers, norms and activations treat every token by itself, so only attention must tell texts apart. A layer
-of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that it
-returns; `model.kernels.packed_attention` attends text by text. A model that makes other keys of them fails there,
-and has its texts in slots (`model.backends.proofs.packing`).
+of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that
+it returns; `model.kernels.registered_attention` attends text by text. A model that makes other keys of them fails
+there, and has its texts in slots (`model.backends.proofs.packing`).
 
 Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
 """
@@ -20,7 +20,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ...engine.batch import SharedPass
 from ...engine.read_out import Candidates, ReadOut, read_out
 from ...engine.tree import DraftTree, TreeTopology
-from ...kernels.packed_attention import TextRows, with_texts
+from ...kernels.registered_attention import TextRows, with_texts
 from ...machine.hardware import uploaded
 from ..target import TargetModel
 from .cache import TreeCache, TreeCacheLayer
@@ -89,11 +89,7 @@ class PackedCache(Cache):
 
 
 class PackedPasses:
-    """The packed passes of a batch (`engine.batch.SharedPasses`); one text alone has the pass of the single loop.
-
-    Args:
-        target: the model.
-    """
+    """The packed passes of a batch (`SharedPasses`); one text alone has the pass of the single loop."""
 
     def __init__(self, target: TargetModel) -> None:
         self._target = target
@@ -136,13 +132,9 @@ class PackedPasses:
 def read_out_of_texts(
     trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_samples: bool
 ) -> list[ReadOut]:
-    """Copy what is read of a pass over several texts' trees to the host in one transfer; return each text's part.
+    """Copy what is read of a pass over several texts' trees, S nodes in all, to the host in one transfer.
 
-    Args:
-        trees: of the texts, S nodes in all.
-        logits: after every node, text after text, [S, V].
-        num_candidates: as `read_out`, for all texts.
-        with_samples: as `read_out`.
+    Arguments are as of `read_out`; returns each text's part.
     """
     # Of its shape the number of nodes alone is read.
     whole = DraftTree(

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from ..proofs.own_code import OwnCode
-from ..proofs.support import rope_border
+from ..proofs.support import OwnCode, rope_border
 from ..target import TargetModel
 from .cache import TreeCache
 

@@ -50,7 +50,7 @@ class Computed(NamedTuple):
 
 
 class SlotPasses:
-    """The passes of a batch on a GPU (`model.backends.passes.shapes`).
+    """The passes of a batch on a GPU (`engine.batch.SharedPasses`).
 
     Args:
         target: the model, on one device.
@@ -144,13 +144,7 @@ class SlotPasses:
     def _computed(
         self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
     ) -> Computed:
-        """Run a pass over the uploaded inputs.
-
-        Args:
-            shape: of the pass.
-            hidden: captures its hidden states.
-            probes: the embedding of each text's probes, [B, 1, D]; None if there are none.
-        """
+        """Run a pass over the uploaded inputs; it captures hidden states, and reads probes [B, 1, D]."""
         target, slots = self._target, self.slots
         inputs = slots.inputs_of(shape.num_texts, shape.num_nodes)
         view = slots.view(shape.num_texts, shape.num_rows)
@@ -168,21 +162,13 @@ class SlotPasses:
 
     def _logits(
         self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
+        token_ids: torch.Tensor,  # [B, N]
+        positions: torch.Tensor,  # [B, N]
         masks: Masks,
         cache: Cache,
-        probes: torch.Tensor | None = None,
+        probes: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run the model on N tokens of each of B texts, as a batch; return logits [B, N, V].
-
-        Args:
-            token_ids: [B, N].
-            positions: [B, N].
-            masks: of B texts.
-            cache: holds the rows of B texts.
-            probes: the embedding of each text's tokens `PROBE`, [B, 1, D]; None if there are none.
-        """
+        """Run the model on N tokens of each of B texts, as a batch; return logits [B, N, V]."""
         target = self._target
         arguments: dict[str, object] = {target.cache_argument: cache, "attention_mask": masks}
         if "position_ids" in target.parameters:
@@ -204,23 +190,15 @@ def _slot(cache: TreeCache) -> SlotCache:
 
 def masks_of_slots(
     kinds: TreeMasks,
-    sees: torch.Tensor,
-    starts: torch.Tensor,
-    positions: torch.Tensor,
-    num_keys: int,
+    sees: torch.Tensor,  # which nodes each node sees, bool [B, N, N]
+    starts: torch.Tensor,  # the row of each root, [B]
+    positions: torch.Tensor,  # of the nodes, [B, N]
+    num_keys: int,  # T
     dtype: torch.dtype,
 ) -> Masks:
     """Return the mask(s) [B, 1, N, T] of B texts' trees, each of which sees T rows of its own text alone.
 
     All is on the device, and nothing is read by the host.
-
-    Args:
-        kinds: the kinds of masks that the model takes.
-        sees: which nodes each node sees, bool [B, N, N].
-        starts: the row of each root, [B].
-        positions: of the nodes, [B, N].
-        num_keys: T.
-        dtype: of the masks.
     """
     num_nodes = sees.shape[-1]
     rows = torch.arange(num_keys, device=sees.device)

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import torch
 from transformers import Cache
 
-from .cache import TreeCache
-from .layer_shape import LayerShape
+from .cache import LayerShape, TreeCache
 from .static_cache import MOST_MOVED, FixedLayer, GraphCache, PassInputs, StaticStorage
 
 # The last row of a slot is no text's: padding that goes beyond the slot is written there.
@@ -28,12 +27,7 @@ MOST_OF_EACH = 8
 
 
 class SlotCache(GraphCache):
-    """The cache of the text in a slot.
-
-    Args:
-        slots: holds the rows.
-        index: of the slot.
-    """
+    """The cache of the text in a slot, by its index."""
 
     is_lasting = False  # another text takes the slot
 
@@ -122,22 +116,12 @@ class Slots:
 
 
 class SlotRows:
-    """The rows that a pass writes in B slots of M rows.
-
-    Args:
-        num_texts: B.
-        num_rows: M.
-        device: of the rows.
-
-    Attributes:
-        slots: [B, 1].
-        rows: within their slots, [B, N].
-    """
+    """The rows that a pass writes in B slots of M rows."""
 
     def __init__(self, num_texts: int, num_rows: int, device: torch.device) -> None:
         self._last = num_rows - 1
-        self.slots = torch.arange(num_texts, device=device)[:, None]
-        self.rows = self.slots.new_empty(num_texts, 0)
+        self.slots = torch.arange(num_texts, device=device)[:, None]  # [B, 1]
+        self.rows = self.slots.new_empty(num_texts, 0)  # within their slots, [B, N]
 
     def begin(self, starts: torch.Tensor, num_nodes: int) -> None:
         """Let the next pass write N rows of each slot from `starts` [B] on; those beyond it go to its last row."""
@@ -146,13 +130,7 @@ class SlotRows:
 
 
 class SlotsLayer(FixedLayer):
-    """One layer of B slots.
-
-    Args:
-        keys, values: all rows of the slots, [B, M, H, D].
-        rows: that a pass writes.
-        num_shown: T.
-    """
+    """One layer of B slots, of which T rows are shown."""
 
     is_compileable = False
 
@@ -160,7 +138,7 @@ class SlotsLayer(FixedLayer):
         self, keys: torch.Tensor, values: torch.Tensor, rows: SlotRows, num_shown: int
     ) -> None:
         super().__init__()
-        self._all = (keys, values)
+        self._all = (keys, values)  # [B, M, H, D]
         self._rows = rows
         self.keys, self.values = (part[:, :num_shown].transpose(1, 2) for part in self._all)
         self.is_initialized = True
@@ -180,13 +158,7 @@ class SlotsLayer(FixedLayer):
 
 
 class SlotsView(Cache):
-    """The first T rows of the first B slots, for a pass.
-
-    Args:
-        slots: the rows.
-        num_texts: B.
-        num_rows: T.
-    """
+    """The first T rows of the first B slots, for a pass."""
 
     def __init__(self, slots: Slots, num_texts: int, num_rows: int) -> None:
         device, size = slots.storage.start.device, slots.num_rows

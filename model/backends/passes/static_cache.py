@@ -21,52 +21,32 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...engine.tree import DraftTree
 from ...machine.hardware import uploaded, write
-from .cache import TreeCache, new_layer
-from .layer_shape import BufferShape, LayerShape
+from .cache import BufferShape, LayerShape, TreeCache, new_layer
 
 # Rows of a text that one upload can move; longer accepted paths off the draft's first nodes are rare.
 MOST_MOVED = 32
 
 
 class TextNodes(NamedTuple):
-    """The nodes of one text's draft.
+    """The nodes of one text's draft."""
 
-    Attributes:
-        start: rows of the text in use before the pass.
-        tree: the draft.
-    """
-
-    start: int
+    start: int  # rows of the text in use before the pass
     tree: DraftTree
 
 
 class PassNumbers(NamedTuple):
-    """The whole numbers of a pass's inputs.
+    """The whole numbers of a pass's inputs."""
 
-    Attributes:
-        starts: the first row that each text writes, [B].
-        bases: the position of each text's root, [B].
-        sources, targets: rows to move before the pass, [n]; without any, row 0 to itself.
-        token_ids: [B, P].
-        depths: [B, P].
-    """
-
-    starts: torch.Tensor
-    bases: torch.Tensor
-    sources: torch.Tensor
+    starts: torch.Tensor  # the first row that each text writes, [B]
+    bases: torch.Tensor  # the position of each text's root, [B]
+    sources: torch.Tensor  # rows to move before the pass, [n]; without any, row 0 to itself
     targets: torch.Tensor
-    token_ids: torch.Tensor
-    depths: torch.Tensor
+    token_ids: torch.Tensor  # [B, P]
+    depths: torch.Tensor  # [B, P]
 
 
 class PassInputs:
     """The inputs of passes over P nodes of each of B texts that change from step to step.
-
-    Args:
-        num_padded: P.
-        device: of the model.
-        num_texts: B.
-        most_moved: n, rows that one upload can move.
 
     Attributes:
         place: int32 numbers at a fixed address.
@@ -75,10 +55,10 @@ class PassInputs:
 
     def __init__(
         self,
-        num_padded: int,
+        num_padded: int,  # P
         device: torch.device,
-        num_texts: int = 1,
-        most_moved: int = MOST_MOVED,
+        num_texts: int = 1,  # B
+        most_moved: int = MOST_MOVED,  # n
     ) -> None:
         self.num_texts, self.num_padded, self.most_moved = num_texts, num_padded, most_moved
         num_nodes = num_texts * num_padded
@@ -151,11 +131,7 @@ FEWEST_MOVED = 8
 
 
 class PassRows:
-    """The rows that a pass writes: those from the tensor `start` on.
-
-    Args:
-        start: rows in use before the pass, a tensor [].
-    """
+    """The rows that a pass writes: those from `start`, the rows in use before it, a tensor [], on."""
 
     def __init__(self, start: torch.Tensor) -> None:
         self.start = start
@@ -163,14 +139,12 @@ class PassRows:
 
     def begin(self, count: int) -> None:
         """Compute the indices of a pass over `count` rows once, for all layers."""
-        self._rows = rows_after(self.start, count)
+        self._rows = torch.arange(count, device=self.start.device) + self.start
 
     def next(self, count: int) -> torch.Tensor:
-        """Return the next `count` row indices [count]."""
-        rows = self._rows
-        if rows is None or len(rows) != count:
-            return rows_after(self.start, count)
-        return rows
+        if self._rows is not None and len(self._rows) == count:
+            return self._rows
+        return torch.arange(count, device=self.start.device) + self.start
 
 
 class FixedLayer(CacheLayerMixin):
@@ -196,7 +170,6 @@ class FixedLayer(CacheLayerMixin):
         return self.keys.shape[-2]
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
-        """Return (key length, key offset)."""
         return self.keys.shape[-2], 0
 
 
@@ -227,20 +200,14 @@ class StaticLayer(FixedLayer):
 
 
 class StaticView(Cache):
-    """The first `num_rows` rows of a storage, for one step.
-
-    Args:
-        layers: of the rows shown.
-        rows: that a pass writes.
-        buffers: all rows of all layers, by shape, [layers, rows, H, D].
-    """
+    """The first `num_rows` rows of a storage, for one step; `rows` are those that a pass writes."""
 
     def __init__(
         self, layers: Sequence[StaticLayer], rows: PassRows, buffers: Sequence[torch.Tensor]
     ) -> None:
         super().__init__(layers=list(layers))
         self.rows = rows
-        self._buffers = buffers
+        self._buffers = buffers  # all rows of all layers, by shape, [layers, rows, H, D]
 
     @property
     def start(self) -> torch.Tensor:
@@ -397,11 +364,6 @@ class GraphCache(TreeCache):
         ends = [*targets, *[targets[-1]] * repeats]
         moves = uploaded([*rows, *[rows[-1]] * repeats, *ends], self.storage.start.device)
         self.storage.view(self.storage.num_rows).move(moves[:num_moves], moves[num_moves:])
-
-
-def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
-    """Return `count` row indices from the tensor `start` on [count]."""
-    return torch.arange(count, device=start.device) + start
 
 
 def _rows(shape: BufferShape, count: int, num_rows: int) -> torch.Tensor:

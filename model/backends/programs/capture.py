@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...kernels.norms import KINDS, FusedNorm
-from ...kernels.pass_kernels import register_attention
+from ...kernels.registered_attention import register_attention
 from ...machine.own_forwards import OwnForwards, attending
 
 # The name under which attention is captured.
@@ -38,12 +38,7 @@ class NoProgramError(Exception):
 
 
 class Attended(NamedTuple):
-    """The one call of attention in a layer.
-
-    Attributes:
-        module: name of the attention module within the layer.
-        options: its constant arguments.
-    """
+    """The one call of attention in a layer: the name of the module within it, and its constant arguments."""
 
     module: str
     options: dict[str, Any]
@@ -144,15 +139,7 @@ def captured(
     config: Any,
     norms: Mapping[nn.Module, FusedNorm],
 ) -> Captured:
-    """Return the graph of a layer.
-
-    Args:
-        layer: the decoder layer.
-        index: its number, under which it caches.
-        calls: with two numbers of rows.
-        cache_argument: name of the argument that is the cache.
-        config: of the model.
-        norms: the norms among its modules.
+    """Return the graph of a decoder layer, which caches under this index, from calls with two numbers of rows.
 
     Raises:
         NoProgramError: if it computes anything that a program cannot.

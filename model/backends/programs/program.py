@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ...kernels.pass_kernels import is_special
+from ...kernels.registered_attention import is_special
 from .capture import Captured, NoProgramError, length, rows
 
 aten, ours = torch.ops.aten, torch.ops.token_recycling
@@ -99,14 +99,9 @@ def _use_gated(graph: fx.Graph) -> None:
 
 
 def with_cache(graph: fx.Graph, scale: float) -> fx.Graph:
-    """Return a graph that also appends its keys and values to a cache and attends, in one operation.
+    """Return a copy of a layer's graph that also appends to a cache and attends, in one operation.
 
-    Args:
-        graph: of a layer, with the marks `captured_update` and `captured_attention`.
-        scale: of the scores.
-
-    Returns:
-        A copy whose first inputs are the buffers of keys and values, and the mask.
+    Its first inputs are the buffers of keys and values, and the mask.
     """
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph, {}))
@@ -166,18 +161,10 @@ def _of_positions(node: Any) -> Any:
     return node.args[0] if is_unsqueezed else None
 
 
-ours = torch.ops.token_recycling
-
-
 class Part(NamedTuple):
-    """A program, and what it reads of a layer beside what it is handed, by number.
+    """A program, and what it reads of a layer beside what it is handed, by number."""
 
-    Attributes:
-        program: what it is handed, inputs, weights -> its results.
-        inputs, weights: the layer's.
-    """
-
-    program: Any
+    program: Any  # what it is handed, inputs, weights -> its results
     inputs: list[int]
     weights: list[int]
 

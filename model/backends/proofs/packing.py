@@ -10,18 +10,19 @@ Shapes: S nodes of all texts, V vocabulary.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
-from ...engine.batch import Batch, NodeBudget, SharedPasses, Turn
+from ...engine.batch import Batch, SharedPasses, Turn
 from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree, TreeTopology
 from ..passes.cache import TreeCache
 from ..passes.packed import PackedPasses
 from ..passes.slot_passes import SlotPasses
 from ..target import TargetModel
+from .plain_decoding import with_short_windows
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
-from .short_windows import with_short_windows
 from .support import rope_settings
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def batch_of(
     target: TargetModel,
     drafter: Drafter,
     size: int,
-    budget: NodeBudget | None = None,
+    budget: Any = None,
     shares_memory: bool = True,
     turn: Turn | None = None,
 ) -> Batch:

@@ -1,7 +1,10 @@
-"""Logits of plain decoding, with which the self-test compares those of verified drafts.
+"""What the self-test compares drafts with: plain decoding of the model, or of a copy with short sliding windows.
 
-Usually they are those of one pass over a text. Models with code of their own (`model.backends.proofs.own_code`)
-are asked token by token: transformers' own generation is led along the text, and shows its logits.
+Usually its logits are those of one pass over a text. Models with code of their own (`OwnCode`) are asked token by
+token: transformers' own generation is led along the text, and shows its logits.
+
+The windows are short in the copy, so that the self-test's short text exceeds them. The model itself stays as it is:
+other threads may run it meanwhile. The copy has modules and a config of its own, and the model's tensors.
 
 Shapes: L tokens of a text, V vocabulary, n tokens of a path.
 """
@@ -9,15 +12,18 @@ Shapes: L tokens of a text, V vocabulary, n tokens of a path.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
+from ..passes.masks import WINDOWS
 from ..target import TargetModel
-from .own_code import OwnCode, uncompiled
-from .support import UnsupportedModelError, new_cache
+from .support import OwnCode, UnsupportedModelError, new_cache, uncompiled
 
 # Copies of a text that are read side by side, to see how much rounding depends on the number of rows.
 NUM_COPIES = 4
@@ -132,5 +138,68 @@ def run_plainly(
     target: TargetModel, token_ids: torch.Tensor, base: int, cache: Any
 ) -> torch.Tensor:
     """Run the model as transformers does; in half precision with the norms of plain decoding."""
-    with target.norms.plain():
+    with target.norms.of_pass(in_reference=True).patched():
         return target.run(token_ids, base, cache, None)
+
+
+logger = logging.getLogger(__name__)
+
+# Shorter than the self-test's prefix, so that no node sees its first tokens.
+SHORT_WINDOW = 5
+
+
+def with_short_windows(target: TargetModel) -> TargetModel:
+    """Return a target like this one, of a copy of its model with windows of `SHORT_WINDOW` tokens.
+
+    The caller holds the lock of the model's passes. It is the target itself if the model has no longer
+    windows, is compiled, which would have to be done again, or cannot be copied.
+    """
+    names = [name for name in WINDOWS if (getattr(target.config, name, None) or 0) > SHORT_WINDOW]
+    if not names or _has_compiled(target.model):
+        return target
+    try:
+        model = structural_copy(target.model)
+        config = model.config.get_text_config(decoder=True)
+        for name in names:
+            setattr(config, name, SHORT_WINDOW)
+        return type(target)(model, target.use_kernels)
+    # What a stranger's module holds may raise anything when it is copied.
+    except Exception as error:
+        kind = target.config.model_type
+        logger.info("self-test of %s: keeps the windows as they are: %s", kind, error)
+        return target
+
+
+def structural_copy(model: nn.Module) -> Any:
+    """Return a copy with modules and a config of its own, and with the tensors of the model.
+
+    Methods that were set on a module belong to its copy, as they do after `copy.deepcopy`.
+
+    Raises:
+        ValueError: if other functions were set on modules, which would go on using the originals.
+        Exception: whatever copying an attribute of a module raises.
+    """
+    tensors: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    with _SharedTensors():
+        copied = copy.deepcopy(model, tensors)
+    own, others = (OwnCode.of(one).functions for one in (model, copied))
+    if any(one is other for one, other in zip(own, others, strict=True)):
+        raise ValueError("functions were set on its modules, and would use the originals in a copy")
+    return copied
+
+
+class _SharedTensors(TorchFunctionMode):
+    """Within the block a deep copy of a tensor is that tensor: some are not among a model's buffers."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.__deepcopy__:
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def _has_compiled(model: nn.Module) -> bool:
+    return uncompiled(model) is not model or any(
+        vars(module).get("_compiled_call_impl") is not None for module in model.modules()
+    )

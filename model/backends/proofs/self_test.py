@@ -8,7 +8,7 @@ step after the kept branch then proves the kept states. A model with hooks, or w
 outside transformers, is compared with its own generation, token by token (`model.backends.proofs.plain_decoding`).
 The test knows nothing of the architecture, so it also catches what the config does not show.
 Kernels with which drafts are not lossless are turned off. Sliding windows of transformers' masks are
-short in a copy of the model that is tested in its place (`model.backends.proofs.short_windows`); windows that a
+short in a copy of the model that is tested in its place (`model.backends.proofs.plain_decoding`); windows that a
 model makes itself are as they are (`support.why_chain_only`).
 
 Shapes: N nodes, V vocabulary, L tokens of a plain pass.
@@ -31,10 +31,8 @@ from ...engine.tree import DraftTree, TreeTopology
 from ...machine.hardware import give_back_threads
 from ..passes.prefix_cache import Weights
 from ..target import TargetModel
-from .own_code import OwnCode
-from .plain_decoding import PlainDecoding, plain_logits, run_plainly
-from .short_windows import with_short_windows
-from .support import UnsupportedModelError, new_cache
+from .plain_decoding import PlainDecoding, plain_logits, run_plainly, with_short_windows
+from .support import OwnCode, UnsupportedModelError, new_cache
 
 logger = logging.getLogger(__name__)
 
@@ -83,18 +81,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Difference between verified logits and those of plain passes.
+    """Difference between verified logits and those of plain passes."""
 
-    Attributes:
-        error: the largest difference; infinite if verification raised.
-        allowed: the largest difference that rounding can explain.
-        failure: the exception in one line; empty if there was none.
-        compared_with: where the other logits are from.
-    """
-
-    error: float
-    allowed: float
-    failure: str = ""
+    error: float  # the largest difference; infinite if verification raised
+    allowed: float  # the largest difference that rounding can explain
+    failure: str = ""  # the exception in one line; empty if there was none
     compared_with: str = PLAIN
 
     @property
@@ -110,19 +101,11 @@ class Comparison:
 
 
 class Verdict(NamedTuple):
-    """The result of a self-test, and the model that was tested.
+    """The result of a self-test, and the model that was tested; fields without a comment are as of the target."""
 
-    Attributes:
-        weights: what the model computed with.
-        modules: its modules, each with the code of its class.
-        error: the largest difference between logits.
-        chain_reason: why drafts must be chains; empty if trees work.
-        is_same_in_parts, use_kernels: as of the target.
-    """
-
-    weights: Weights
-    modules: list[tuple[weakref.ref[nn.Module], Any]]
-    error: float
+    weights: Weights  # what the model computed with
+    modules: list[tuple[weakref.ref[nn.Module], Any]]  # each with the code of its class
+    error: float  # the largest difference between logits
     chain_reason: str
     is_same_in_parts: bool
     use_kernels: bool
@@ -195,14 +178,10 @@ def self_test(
     prefix_length: int = PREFIX_LENGTH,
     say: Callable[[str], object] = logger.info,
 ) -> float:
-    """Compare verified drafts with plain forward passes: a chain, and a tree.
+    """Compare verified drafts, each after a prefix, with plain forward passes: a chain, and a tree.
 
-    If chains are right and trees are not, the model is set to chains only, with a warning.
-
-    Args:
-        target: the model.
-        prefix_length: tokens before each draft.
-        say: gets a line for people if the test takes long.
+    If chains are right and trees are not, the model is set to chains only, with a warning. If the test takes long,
+    `say` gets a line for people.
 
     Returns:
         The largest difference between logits.

@@ -27,8 +27,17 @@ from torch import nn
 
 from ...engine.levels import Level, LevelTree
 from ...machine.own_forwards import OwnForwards
-from .layers import CONTAINERS, HAS_STATE_LAYERS, State, StateLayer, copied, mapped, selected
-from .own_cache import WatchedContainer
+from .layers import (
+    CONTAINERS,
+    HAS_STATE_LAYERS,
+    Branches,
+    State,
+    StateLayer,
+    WatchedContainer,
+    copied,
+    mapped,
+    selected,
+)
 from .scans import ScanningForward, TreeScan, scannable
 
 # Methods of transformers' caches through which mixers reach their states; the last two are MiniMax's.
@@ -39,19 +48,6 @@ READERS = (
 # Most memory for the states after all nodes of a tree, in bytes. Beyond it, those of scanned mixers are
 # computed again for the last accepted node: a few small operations a layer.
 MOST_KEPT = 2**28
-
-
-class Branches:
-    """The states after every node of a tree.
-
-    Attributes:
-        base: rows before the tree.
-        after: by layer, the function that gives the state after a node.
-    """
-
-    def __init__(self, base: int) -> None:
-        self.base = base
-        self.after: dict[int, Callable[[int], State]] = {}
 
 
 class Mixers:
@@ -80,12 +76,8 @@ class Mixers:
 
     @contextmanager
     def over(self, tree: LevelTree, layers: Sequence[Any], base: int) -> Iterator[Branches]:
-        """Within the block mixers read a pass as this tree, and leave their layers' states as they were.
-
-        Args:
-            tree: the tree, N nodes.
-            layers: of the cache.
-            base: rows before the tree.
+        """Within the block mixers read a pass as this tree, after `base` rows of a cache of these layers, whose
+        states they leave as they were.
         """
         branches = Branches(base)
         functions: dict[nn.Module, Callable[..., Any]] = {}
@@ -124,13 +116,7 @@ def _scan(
 
 
 class Levels:
-    """A mixer's calls for the levels of a tree, each a batch of single tokens.
-
-    Args:
-        tree: the tree, N nodes.
-        layer: the mixer's states before the tree.
-        base: rows before the tree.
-    """
+    """A mixer's calls for the levels of a tree, each a batch of single tokens."""
 
     def __init__(self, tree: LevelTree, layer: StateLayer, base: int) -> None:
         self._tree = tree
@@ -139,13 +125,12 @@ class Levels:
         self._states: list[State] = []  # after the nodes of each level
 
     def after(self, node: int) -> State:
-        """Return the state after a node."""
         depth, place = self._tree.place_of(node)
         found: State = mapped(self._states[depth], lambda tensor: tensor[place : place + 1].clone())
         return found
 
     def run(self, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Run a mixer over the rows [1, N, ...] of its arguments; return its outputs for them."""
+        """Run a mixer as `_scan`, level by level."""
         tree, layer, before = self._tree, self._layer, self._layer.state()
         arguments, options = _by_level(arguments, tree), _by_level(options, tree)
         outputs, first = [], options.get("cache_position")  # of transformers 4.57

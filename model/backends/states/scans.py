@@ -58,7 +58,6 @@ class TreeScan:
         self._states: list[torch.Tensor] = []  # after the nodes of each level [n, ...]
 
     def after(self, node: int) -> State:
-        """Return the state after a node."""
         assert self._inputs is not None
         num_inputs = self._inputs.shape[-1] - self._tree.num_nodes
         columns = torch.tensor(self._tree.inputs_of(node, num_inputs), device=self._inputs.device)
@@ -68,7 +67,6 @@ class TreeScan:
         return state
 
     def _recurrent_state(self, node: int) -> torch.Tensor:
-        """Return the state of the recurrence after a node [1, ...]."""
         if self._states:
             depth, place = self._tree.place_of(node)
             return self._states[depth][place : place + 1].clone()
@@ -80,23 +78,13 @@ class TreeScan:
 
     def convolution(
         self,
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        hidden_states: torch.Tensor,  # the K inputs before the tree and the nodes [1, C, K + N]
+        weight: torch.Tensor,  # [C, K]
+        bias: torch.Tensor | None = None,  # [C]
         activation: str | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Convolve each node's path.
-
-        Args:
-            hidden_states: the K inputs before the tree and the nodes [1, C, K + N].
-            weight: [C, K].
-            bias: [C].
-            activation: name of the function after it.
-
-        Returns:
-            [1, C, N].
-        """
+        """Convolve each node's path; return [1, C, N]."""
         self._inputs = hidden_states
         num_channels, num_inputs = weight.shape
         columns = self._tree.inputs(num_inputs).to(hidden_states.device)  # [N, K]
@@ -112,24 +100,16 @@ class TreeScan:
 
     def delta_rule(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
+        query: torch.Tensor,  # [1, N, G, D]
+        key: torch.Tensor,  # [1, N, G, D]
+        value: torch.Tensor,  # [1, N, H, E]
+        g: torch.Tensor,  # log of the decay [1, N, H] or [1, N, H, D]
+        beta: torch.Tensor,  # [1, N, H]
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gated delta rule (Yang et al. 2024, arXiv 2412.06464), or Kimi's, whose decay is of
         each channel (Kimi Team 2025, arXiv 2510.26692).
-
-        Args:
-            query: [1, N, G, D].
-            key: [1, N, G, D].
-            value: [1, N, H, E].
-            g: log of the decay [1, N, H] or [1, N, H, D].
-            beta: [1, N, H].
-            use_qk_l2norm_in_kernel: whether queries and keys get length 1.
 
         Returns:
             [1, N, H, E], and some state in place of the last.
@@ -158,32 +138,21 @@ class TreeScan:
 
     def state_space(
         self,
-        hidden_states: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        D: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
+        hidden_states: torch.Tensor,  # [1, N, H, D]
+        dt: torch.Tensor,  # time steps [1, N, H]; not limited, as those of single tokens are not
+        A: torch.Tensor,  # [H]
+        B: torch.Tensor,  # [1, N, G, S]
+        C: torch.Tensor,  # [1, N, G, S]
+        D: torch.Tensor | None = None,  # [H]
+        dt_bias: torch.Tensor | None = None,  # [H]
         dt_softplus: bool = False,
         return_final_states: bool = False,
         **_: Any,
     ) -> Any:
         """Compute Mamba 2's recurrence (Dao and Gu 2024, arXiv 2405.21060).
 
-        Args:
-            hidden_states: [1, N, H, D].
-            dt: time steps [1, N, H]; not limited, as those of single tokens are not.
-            A: [H].
-            B: [1, N, G, S].
-            C: [1, N, G, S].
-            D: [H].
-            dt_bias: [H].
-            dt_softplus: whether time steps go through a softplus.
-            return_final_states: whether a last state is expected.
-
         Returns:
-            [1, N, H, D], with some state in place of the last.
+            [1, N, H, D], with some state in place of the last if one is expected.
         """
         inputs, dt, B, C = hidden_states[0], dt[0], B[0], C[0]
         dt = _time_steps(dt, dt_bias, dt_softplus)
@@ -199,34 +168,22 @@ class TreeScan:
 
     def selective_state_space(
         self,
-        hidden_states: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        D: torch.Tensor | None = None,
-        z: torch.Tensor | None = None,
-        delta_bias: torch.Tensor | None = None,
+        hidden_states: torch.Tensor,  # [1, C, N]
+        dt: torch.Tensor,  # time steps [1, C, N]
+        A: torch.Tensor,  # [C, S]
+        B: torch.Tensor,  # [1, S, N]
+        C: torch.Tensor,  # [1, S, N]
+        D: torch.Tensor | None = None,  # [C]
+        z: torch.Tensor | None = None,  # of the gate [1, C, N]
+        delta_bias: torch.Tensor | None = None,  # [C]
         delta_softplus: bool = False,
         return_last_state: bool = False,
         **_: Any,
     ) -> Any:
         """Compute Mamba's recurrence (Gu and Dao 2023, arXiv 2312.00752).
 
-        Args:
-            hidden_states: [1, C, N].
-            dt: time steps [1, C, N].
-            A: [C, S].
-            B: [1, S, N].
-            C: [1, S, N].
-            D: [C].
-            z: of the gate [1, C, N].
-            delta_bias: [C].
-            delta_softplus: whether time steps go through a softplus.
-            return_last_state: whether a last state is expected.
-
         Returns:
-            [1, C, N], with some state in place of the last.
+            [1, C, N], with some state in place of the last if one is expected.
         """
         inputs, dt, B, C = (part[0].mT for part in (hidden_states, dt, B, C))  # [N, ...]
         dt = _time_steps(dt, delta_bias, delta_softplus).float()[..., None]
@@ -243,17 +200,11 @@ class TreeScan:
     def _scan(
         self,
         step: Step,
-        factors: tuple[torch.Tensor, ...],
-        read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        queries: torch.Tensor,
+        factors: tuple[torch.Tensor, ...],  # of each node [N, ...]
+        read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],  # of states and queries
+        queries: torch.Tensor,  # of each node [N, ...]
     ) -> torch.Tensor:
         """Run a recurrence over the tree, level by level; return what is read of every node's state [N, ...].
-
-        Args:
-            step: gives the states after nodes from their parents' and the nodes' factors.
-            factors: of each node [N, ...].
-            read: gives the output of states and queries.
-            queries: of each node [N, ...].
 
         Raises:
             RuntimeError: if the mixer has more than one recurrence.
@@ -273,25 +224,22 @@ class TreeScan:
         return torch.cat(outputs)
 
     def _first_state(self) -> torch.Tensor:
-        """Return the state before the tree [1, ...]."""
-        state: torch.Tensor = self._before["recurrent_states"][0]
+        state: torch.Tensor = self._before["recurrent_states"][0]  # [1, ...]
         return state
 
 
 def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, has_softplus: bool) -> torch.Tensor:
-    """Return time steps with their bias, of the same shape."""
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return functional.softplus(dt) if has_softplus else dt
 
 
 def _delta_step(
-    state: torch.Tensor,
+    state: torch.Tensor,  # [n, H, D, E]
     decay: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:
-    """Return states [n, H, D, E] of the gated delta rule after one token each."""
     state = state.float() * decay
     change = (value - key @ state) * beta  # [n, H, 1, E]
     return torch.addcmul(state, key.mT, change)
@@ -305,8 +253,7 @@ def _diagonal_step(
 
 
 def _read(state: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return the outputs of queries [n, ..., S, 1] on states [n, ..., S]."""
-    return state.to(query.dtype) @ query
+    return state.to(query.dtype) @ query  # [n, ..., S] @ [n, ..., S, 1]
 
 
 def scannable(mixer: nn.Module) -> str | None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ...kernels.packed import stored
+from ...kernels.linear import stored
 from ...machine.files import atomic_write, refuse_lfs_pointer
 from ...options import option
 

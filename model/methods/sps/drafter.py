@@ -36,7 +36,7 @@ from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree, TreeTopology
-from ...kernels.packed import num_weights, stored
+from ...kernels.linear import num_weights, stored
 from ...machine.files import written_state
 from ...machine.hardware import Kept, uploaded
 from ...options import DTYPES, Options, budget_option, option

@@ -22,7 +22,7 @@ from evaluation.inference.run import answer_with_method
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, check_model
 from model.commands.model_options import ModelOptions
-from model.kernels.measured_attention import sdpa_backends
+from model.kernels.registered_attention import sdpa_backends
 from model.methods import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import (
     CHOICE_KEYS,

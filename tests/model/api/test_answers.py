@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from model import GenerateOutput, SpeculativeDecoder, TokenRecycling
-from model.engine.request import Request
+from model.engine.text import Request
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.pairs import pairs
 

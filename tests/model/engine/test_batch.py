@@ -25,8 +25,8 @@ from model.engine.batch import run as run_batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import steps_of
-from model.engine.request import Request
 from model.engine.rules import SamplingRule, TokenRule
+from model.engine.text import Request
 from model.engine.tree import DraftTree
 from model.engine.verification import InvalidLogitsError
 from model.kernels.short_pass import short_pass_kernel

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from model.backends.target import TargetModel
-from model.engine.request import Request
 from model.engine.step import StepTimer
-from model.engine.text import Text, WrongOrderError
+from model.engine.text import Request, Text, WrongOrderError
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 PROMPT = random_ids(9)
@@ -47,13 +46,22 @@ def test_a_step_after_a_step_is_in_order(text: Text) -> None:
         lambda text: (*text.read_prompt(), text.forward(text.rest()), text.propose()),
         lambda text: (*text.read_prompt(), text.propose(), text.rest()),
         lambda text: (*text.read_prompt(), text.take(1)),
+        lambda text: (*text.read_prompt(), text.propose(), text.offer(1, 0.0)),
         lambda text: (*text.read_prompt(), concluded(text), [*text.read_prompt()]),
         lambda text: (
             [*text.read_prompt()],
             text.conclude(text.propose(), torch.zeros(1), None, StepTimer()),
         ),
     ],
-    ids=["no prompt", "no conclusion", "two drafts", "no offer", "prompt twice", "no pass"],
+    ids=[
+        "no prompt",
+        "no conclusion",
+        "two drafts",
+        "no offer",
+        "late offer",
+        "prompt twice",
+        "no pass",
+    ],
 )
 @torch.inference_mode()
 def test_another_order_is_refused_in_one_line(text: Text, calls: Callable[[Text], object]) -> None:

@@ -181,8 +181,7 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
         assert calls
     always = AttentionKernels(target.config, True, True, is_plain=True)
     assert always.is_reference
-    with always.reference():
-        assert always.function(1) == FEW_QUERIES, "half precision has one way"
+    assert always.function(1, in_reference=True) == FEW_QUERIES, "half precision has one way"
 
 
 def test_models_that_choose_among_keys_keep_their_attention(

@@ -27,7 +27,7 @@ from model.kernels.measured_attention import (
     folded_sdpa,
     measured_choice,
 )
-from model.kernels.pass_kernels import USUAL
+from model.kernels.registered_attention import USUAL
 from model.machine import timing
 from tests.model.decoded import known, random_ids
 

@@ -25,7 +25,7 @@ from model.kernels.measured_attention import (
     folded_products,
     measured_attention,
 )
-from model.kernels.pass_kernels import USUAL, usual_attention
+from model.kernels.registered_attention import USUAL, usual_attention
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import PREFIX_LENGTH
 
@@ -304,9 +304,8 @@ def test_what_was_chosen_for_the_rows_of_a_pass_is_exchanged() -> None:
     sizes = (1, ROWS[-2], ROWS[-2] + 1, ROWS[-1], ROWS[-1] + 1)
     names = [attention.function(num_rows) for num_rows in sizes]
     assert names == ["", "", "measured_sfff", "measured_sfff", ""]
-    with attention.reference():
-        assert not attention.function(ROWS[-1])
+    assert not attention.function(ROWS[-1], in_reference=True)
     always = AttentionKernels(config, False, False, is_plain=True, choice=mixed)
     assert always.is_reference
-    with always.reference():
-        assert always.function(ROWS[-1]) == "measured_sfff", "half precision has one way"
+    found = always.function(ROWS[-1], in_reference=True)
+    assert found == "measured_sfff", "half precision has one way"

@@ -141,7 +141,7 @@ def test_the_kernel_serves_the_numbers_of_rows_it_is_for() -> None:
             is_used = "forward" in layer.__dict__
         assert is_used == (num_rows <= 96)
         assert kernels.is_reference(num_rows) != is_used
-        with kernels.reference(), kernels.for_rows(num_rows).patched():
+        with kernels.for_rows(num_rows, in_reference=True).patched():
             assert "forward" not in layer.__dict__
 
 

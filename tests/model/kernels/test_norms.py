@@ -274,9 +274,9 @@ def test_near_ties_are_decided_with_the_models_own_norms(monkeypatch: pytest.Mon
 
 def test_half_precision_is_plain_with_torchs_functions() -> None:
     found = {one: FusedNorm(one, weighted, "weight", "some_name") for one in (Norm(),)}
-    assert FusedNorms(found, torch.bfloat16).is_reference
-    assert not FusedNorms(found, torch.float32).is_reference
-    assert FusedNorms({}, torch.float32).is_reference
+    assert FusedNorms(found, torch.bfloat16).is_plain
+    assert not FusedNorms(found, torch.float32).is_plain
+    assert FusedNorms({}, torch.float32).is_plain
 
 
 def test_what_a_function_cannot_do_the_module_does() -> None:
@@ -309,7 +309,7 @@ def test_changed_weights_and_copies_count_at_once() -> None:
 def test_a_norm_is_itself_again_after_an_error() -> None:
     norm = Norm()
     norms = FusedNorms(find_norms(nn.ModuleList([norm]), torch.float32, "cpu"), torch.float32)
-    with pytest.raises(RuntimeError, match="stop"), norms.of_pass.patched():
+    with pytest.raises(RuntimeError, match="stop"), norms.of_pass().patched():
         assert "forward" in vars(norm)
         raise RuntimeError("stop")
     assert "forward" not in vars(norm)

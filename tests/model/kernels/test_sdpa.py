@@ -14,7 +14,7 @@ import torch
 from model.backends.target import TargetModel
 from model.commands import loading
 from model.commands.model_options import ModelOptions
-from model.kernels.measured_attention import sdpa_backends, turn_off_cudnn, without_cudnn
+from model.kernels.registered_attention import sdpa_backends, turn_off_cudnn, without_cudnn
 from tests.model.decoded import target_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

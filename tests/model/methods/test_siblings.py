@@ -18,9 +18,8 @@ from model.budget.paced import CostAwareDrafter, PacedDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.request import Request
 from model.engine.step import Generation, StepRecord, StepTimer
-from model.engine.text import Text
+from model.engine.text import Request, Text
 from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import SpsDrafter

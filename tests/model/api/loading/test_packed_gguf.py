@@ -18,7 +18,7 @@ from model.api.loading.weights import choose_weights, read_weights
 from model.backends.target import TargetModel
 from model.commands.model_options import ModelOptions
 from model.kernels import attention
-from model.kernels.packed import PackedEmbedding, PackedLinear, num_weights, packed_weights
+from model.kernels.linear import PackedEmbedding, PackedLinear, num_weights, packed_weights
 from model.kernels.short_pass import short_pass_kernel
 from model.methods import METHODS
 from tests.model.api.loading.tiny_gguf import LAYERS, tiny_llama, write_gguf

@@ -19,7 +19,7 @@ from model import SpeculativeDecoder
 from model.api.loading import weights
 from model.api.loading.weights import choose_weights, quantised_as, read_weights
 from model.backends.target import TargetModel
-from model.kernels.packed import PackedLinear
+from model.kernels.linear import PackedLinear
 from model.kernels.short_pass import short_pass_kernel
 from tests.model.decoded import referee
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.backends.passes.cache import TreeCache
-from model.backends.passes.layer_shape import BufferShape, LayerShape
+from model.backends.passes.cache import BufferShape, LayerShape, TreeCache
 from model.backends.target import TargetModel
 from model.engine.tree import DraftTree
 from tests.model.decoded import random_ids, target_of

@@ -102,7 +102,7 @@ def test_in_float32_plain_decoding_is_still_the_reference() -> None:
     ids = torch.tensor(random_ids(6))
     plain = target.model(ids[None]).logits[0]
     with target.reference():
-        assert not target.programs.are_used(1)
+        assert not target.programs.are_used(1, in_reference=True)
         assert torch.equal(target.read(ids, 0, target.new_cache(8), False), plain)
     assert target.programs.are_used(1)
 

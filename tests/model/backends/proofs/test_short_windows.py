@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from model.backends.proofs import self_test as module
+from model.backends.proofs.plain_decoding import SHORT_WINDOW, structural_copy, with_short_windows
 from model.backends.proofs.self_test import self_test
-from model.backends.proofs.short_windows import SHORT_WINDOW, structural_copy, with_short_windows
 from model.backends.target import TargetModel
 from tests.model.api.test_threads import beside, plain
 from tests.model.decoded import random_ids

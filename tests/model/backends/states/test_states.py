@@ -22,9 +22,8 @@ from model.backends.passes.prefix_cache import PrefixCache
 from model.backends.proofs.self_test import Probe, compare, self_test
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.states import mixers
-from model.backends.states.layers import tensors_of
+from model.backends.states.layers import TextStates, tensors_of
 from model.backends.states.scans import RECURRENCES, TreeScan
-from model.backends.states.text_states import TextStates
 from model.backends.target import TargetModel
 from model.engine.levels import LevelTree
 from model.engine.loop import decode, generate

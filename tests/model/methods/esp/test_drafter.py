@@ -12,10 +12,10 @@ import torch
 
 from model.backends.graphs.graphed_target import GraphedTarget
 from model.backends.passes.packed import PackedPasses
-from model.backends.passes.shapes import SharedPasses
 from model.backends.passes.slot_passes import SlotPasses
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
+from model.engine.batch import SharedPasses
 from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.tree import PROBE, DraftTree

@@ -14,9 +14,8 @@ import torch
 from model.budget.best_first import ANY_TOKEN, Guesses
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
-from model.engine.request import Request
 from model.engine.step import StepTimer
-from model.engine.text import Text
+from model.engine.text import Request, Text
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import GUIDES, HybridConfig, HybridDrafter
 from tests.model.decoded import heads_folder, random_ids, referee, target_of

@@ -1,6 +1,6 @@
 """The k largest are torch's, by the kernel for few rows and block by block.
 
-Run: pytest tests/model/kernels/test_operations.py
+Run: pytest tests/model/kernels/test_top_k.py
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.kernels import operations
-from model.kernels.operations import BLOCK, SMALL, WIDE, top_k
-from model.kernels.short_pass import short_pass_kernel
+from model.kernels import short_pass
+from model.kernels.short_pass import BLOCK, SMALL, WIDE, short_pass_kernel, top_k
 
 
 @pytest.fixture(autouse=True, params=["kernel", "blocks"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Find the largest in both ways."""
     if request.param == "blocks":
-        monkeypatch.setattr(operations, "short_pass_kernel", lambda: None)
+        monkeypatch.setattr(short_pass, "short_pass_kernel", lambda: None)
     elif not short_pass_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
-    monkeypatch.setattr("model.kernels.operations.WIDE", 1)  # narrow rows, too, are for the kernel
+    monkeypatch.setattr(short_pass, "WIDE", 1)  # narrow rows, too, are for the kernel
 
 
 @pytest.mark.parametrize("width", [7, 1000, 8192, 32000, 50257, 16 * BLOCK + 5])
@@ -83,6 +82,6 @@ def test_numbers_that_are_none_come_first() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    message = "allowed: 1 to V" if operations.short_pass_kernel() else "range"
+    message = "allowed: 1 to V" if short_pass_kernel() else "range"
     with pytest.raises(RuntimeError, match=message):
         top_k(torch.zeros(2, WIDE), WIDE + 1)
