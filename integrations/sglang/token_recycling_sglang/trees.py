@@ -54,10 +54,7 @@ class RecycledTrees:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of all trees, int64 [B * N], and which nodes each node sees, bool [B * N * N].
 
-        Args:
-            req_ids: names of the requests; not used.
-            batch_tokens: the last tokens of each text.
-            total_lens: lengths of the texts; not used.
+        Of these only `batch_tokens` are used, the last tokens of each text.
         """
         trees = [self._grow(int(tokens[-1])) for tokens in batch_tokens]
         self._tokens = np.array([tokens for tokens, _ in trees], dtype=np.int64).reshape(-1)

@@ -8,37 +8,83 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import seams
-from .candidates import Chains, GuessRates, best_chains
-from .depth import DepthChooser
-from .logits import LogitsHook, TopRows, align
-from .options import PluginOptions
-from .requests import Requests, RequestState
+from .chains import Chains, DepthChooser, GuessRates, best_chains
+from .requests import LONGEST_MATCH, Requests, RequestState
 from .row_tables import LONGEST, NO_TOKEN, RowTables
-from .text_index import LONGEST_MATCH
+from .seams import LogitsHook, TopRows, align
 
 logger = logging.getLogger(__name__)
+# Of the options, in vLLM's `additional_config`.
+SECTION = "token_recycling"
+RANGES = {"top_k": (1, 64), "table_bits": (8, 24), "history_tokens": (0, 2**28)}
+DEPTHS = ("auto", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginOptions:
+    """Options of the drafter; raises ValueError if a value is not allowed."""
+
+    top_k: int = 8  # successors kept in a row
+    table_bits: int = 18  # log2 of the rows kept for the last two and three tokens
+    # Whether requests draft from each other's rows and texts. If not, what one request says can never appear
+    # in another's drafts.
+    share: bool = True
+    history_tokens: int = 2**20  # of ended requests that are kept for suffix matches; 0: none
+    # auto drafts as many tokens as pay at the current batch size, possibly none; full always drafts
+    # `num_speculative_tokens`.
+    depth: str = "auto"
+    load_matrix: str | None = None  # file of a saved adjacency matrix to begin with
+    save_matrix: str | None = None  # file that it is saved to when the engine ends
+    # Whether the token of every learned row is compared with what the model was fed (eager execution only).
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            self._check(name, is_number and least <= value <= most, f"{least} to {most}")
+        for name in ("share", "debug"):
+            self._check(name, isinstance(getattr(self, name), bool), "true or false")
+        self._check("depth", self.depth in DEPTHS, ", ".join(DEPTHS))
+        for name in ("load_matrix", "save_matrix"):
+            value = getattr(self, name)
+            self._check(name, value is None or (value and isinstance(value, str)), "a file's path")
+            allowed = "none with share false, which has no common matrix"
+            self._check(name, value is None or self.share, allowed)
+
+    def _check(self, name: str, is_allowed: object, allowed: str) -> None:
+        if not is_allowed:
+            raise ValueError(f"{name}: got {getattr(self, name)!r}; allowed: {allowed}")
+
+    @classmethod
+    def read(cls, additional_config: Any) -> PluginOptions:
+        """Return the options of vLLM's `additional_config`; raises ValueError if one is unknown or not allowed."""
+        is_given = isinstance(additional_config, Mapping)
+        section = additional_config.get(SECTION, {}) if is_given else {}
+        if not isinstance(section, Mapping):
+            raise ValueError(f"{SECTION}: got {section!r}; allowed: a dictionary of options")
+        names = [field.name for field in fields(cls)]
+        for name in section:
+            if name not in names:
+                raise ValueError(f"{SECTION}: got {name!r}; allowed: {', '.join(names)}")
+        return cls(**section)
 
 
 @dataclass
 class Counters:
-    """Counts since the engine began."""
-
-    steps: int = 0  # calls of `propose`
-    drafted: int = 0  # tokens
     rows: int = 0  # of logits, seen
     learned: int = 0  # rows whose token was known, and which were learned
     # With the option debug: learned rows compared with the token that the model was fed, and those that differ.
     checked: int = 0
     wrong: int = 0
-    seconds: float = 0.0  # spent in `propose`
 
 
 class _Turn(NamedTuple):
@@ -69,7 +115,7 @@ class RecyclingProposer:
         if options.load_matrix:
             self._tables.load(Path(options.load_matrix))
         if options.save_matrix:
-            atexit.register(self.save, options.save_matrix)
+            atexit.register(self._tables.save, Path(options.save_matrix))
         self._requests = Requests(options.share, options.history_tokens)
         self._rates = GuessRates()
         self._chooser = DepthChooser(options.depth == "auto")
@@ -77,18 +123,9 @@ class RecyclingProposer:
         self._ended: float | None = None  # when the last step's drafts were handed over
 
     def load_model(self, target_model: Any) -> None:
-        """Watch the logits of vLLM's model."""
         self._logits = LogitsHook(target_model, self.options.top_k, self.options.debug)
         size = self._tables.num_bytes / 2**20
         logger.info("Token Recycling: %.1f MB of rows, %s", size, self.options)
-
-    def save(self, file: str) -> None:
-        """Save the adjacency matrix in the library's format.
-
-        Raises:
-            OSError: if the file cannot be written.
-        """
-        self._tables.save(Path(file))
 
     def propose(
         self,
@@ -133,8 +170,6 @@ class RecyclingProposer:
             self._draft(turns, drafts)
         self._requests.end_step()
         self._ended = time.perf_counter()
-        self.counters.steps += 1
-        self.counters.seconds += self._ended - started
         return drafts
 
     def _turn(self, place: int, text: np.ndarray, emitted: list[int]) -> _Turn:
@@ -179,7 +214,6 @@ class RecyclingProposer:
                 break
 
     def _draft(self, turns: list[_Turn], drafts: list[list[int]]) -> None:
-        """Guess every request's chain, and put what pays of it into the drafts of the batch."""
         chains = self._chains(turns)
         lengths = self._chooser.lengths(chains.probabilities)
         num_guesses = (chains.probabilities > 0).sum(axis=1)
@@ -189,7 +223,6 @@ class RecyclingProposer:
             turn.request.kinds = chains.kinds[index, guesses].tolist()
             turn.request.num_drafted = int(lengths[index])
             drafts[turn.place] = turn.request.drafted
-            self.counters.drafted += turn.request.num_drafted
 
     def _chains(self, turns: list[_Turn]) -> Chains:
         matches = np.full((len(turns), 2, self._depth), -1, dtype=np.int64)
@@ -200,10 +233,9 @@ class RecyclingProposer:
             end = tail[-LONGEST:]
             contexts[place, LONGEST - len(end) :] = end
             for source, index in enumerate((turn.request.index, self._requests.history)):
-                match = index.longest_match(tail, self._depth) if index else None
-                if match:
-                    matches[place, source, : len(match.continuation)] = match.continuation
-                    match_lengths[place, source] = match.length
+                if index and (match := index.longest_match(tail, self._depth)):
+                    following, match_lengths[place, source] = match
+                    matches[place, source, : len(following)] = following
         text_numbers = np.array([turn.request.text_number for turn in turns], dtype=np.int64)
         floor = self._chooser.floor(len(turns))
         return best_chains(

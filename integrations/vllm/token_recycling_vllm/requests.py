@@ -1,4 +1,10 @@
-"""Identifies the requests of a batch by their texts, since vLLM gives a drafter no request ids."""
+"""The requests of a batch, told apart by their texts, and earlier places in texts that agree with a text's end.
+
+vLLM gives a drafter no request ids. Sources of the index: prompt lookup
+(github.com/apoorvumang/prompt-lookup-decoding); SuffixDecoding (arXiv 2411.04975), whose global tree keeps
+earlier outputs as the history does here. A hash table keeps the latest place of every n-gram of a few
+lengths; a place found is compared token by token.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .text_index import LONGEST_MATCH, TextIndex
-
+# Lengths of n-grams looked up, the longest first.
+LENGTHS = (8, 4, 2, 1)
+# Longest match that is told from shorter ones.
+LONGEST_MATCH = 32
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_MASK = 2**64 - 1
 # Last tokens that tell texts of the same length apart.
 TAIL = LONGEST_MATCH
 # Steps that a request may be left out of (no budget, preemption) before it counts as ended.
@@ -15,10 +25,77 @@ MOST_ABSENT = 64
 Key = tuple[int, bytes]
 
 
+class TextIndex:
+    """The newest `capacity` tokens in a ring, with an index of their n-grams, the longest first."""
+
+    def __init__(self, capacity: int, lengths: tuple[int, ...] = LENGTHS) -> None:
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._lengths = lengths
+        num_slots = 1 << max(4, (2 * capacity - 1).bit_length())
+        self._mask = num_slots - 1
+        self._places = np.full((len(lengths), num_slots), -1, dtype=np.int32)
+        self._end = 0  # where the next token is written
+        self._begin = 0  # of the text being written
+
+    @property
+    def text(self) -> np.ndarray:
+        return self._tokens[self._begin : self._end]
+
+    def has_room(self, count: int) -> bool:
+        return self._end + count <= len(self._tokens)
+
+    def begin(self, room: int) -> None:
+        """Begin a new text of at most `room` tokens; n-grams do not cross its begin."""
+        if self._end + room > len(self._tokens):
+            self._end = 0
+        self._begin = self._end
+
+    def append(self, tokens: np.ndarray) -> None:
+        first, end = self._end, self._end + len(tokens)
+        self._tokens[first:end] = tokens
+        self._end = end
+        # The n-gram before each new token; the one at the end has no continuation yet.
+        for table, length in zip(self._places, self._lengths, strict=True):
+            start = max(first, self._begin + length)
+            if start < end:
+                table[self._slots(start, end, length)] = np.arange(start, end)
+
+    def longest_match(self, tail: list[int], count: int) -> tuple[np.ndarray, int] | None:
+        """Return up to `count` tokens that followed the latest place that agrees with the longest looked-up end
+        of a text's last tokens, and how many agree there (LONGEST_MATCH are compared); None without such a place.
+        """
+        for table, length in zip(self._places, self._lengths, strict=True):
+            if length > len(tail):
+                continue
+            place = int(table[self._slot(tail[-length:])])
+            if place < length or self._tokens[place - length : place].tolist() != tail[-length:]:
+                continue
+            earlier = self._tokens[max(0, place - LONGEST_MATCH) : place].tolist()
+            agreeing = length
+            most = min(len(tail), len(earlier))
+            while agreeing < most and earlier[-1 - agreeing] == tail[-1 - agreeing]:
+                agreeing += 1
+            # Where tokens stop being consecutive, since newer ones overwrite the ring.
+            last = self._end if place < self._end else len(self._tokens)
+            return self._tokens[place : min(place + count, last)], agreeing
+        return None
+
+    def _slots(self, start: int, end: int, length: int) -> np.ndarray:
+        mixed = np.zeros(end - start, dtype=np.uint64)
+        for offset in range(length):
+            tokens = self._tokens[start - length + offset : end - length + offset]
+            mixed = (mixed ^ tokens.astype(np.uint64)) * _FACTOR
+        return ((mixed >> np.uint64(32)) & np.uint64(self._mask)).astype(np.int64)
+
+    def _slot(self, tokens: list[int]) -> int:
+        mixed = 0
+        for token in tokens:
+            mixed = ((mixed ^ token) * int(_FACTOR)) & _MASK
+        return (mixed >> 32) & self._mask
+
+
 @dataclass
 class RequestState:
-    """A request between two steps."""
-
     text_number: int  # from 1; 0 for all requests that share their rows
     index: TextIndex  # its text
     tokens: list[int] = field(default_factory=list)  # the likeliest chain after its text
@@ -47,14 +124,8 @@ class Requests:
         self._num_seen = 0
         self._step = 0
 
-    def __len__(self) -> int:
-        return sum(map(len, self._known.values()))
-
     def take(self, text: np.ndarray) -> RequestState | None:
-        """Return the request that has this text, and forget it.
-
-        None if there is none, or if several have this text and different drafts.
-        """
+        """Return the request that has this text, and forget it; None if none has, or several with other drafts."""
         key = _key_of(text)
         found = self._known.get(key)
         if not found:
@@ -72,13 +143,7 @@ class Requests:
         return RequestState(0 if self._share else self._num_seen, _index_of(text))
 
     def keep(self, request: RequestState, text: np.ndarray, num_new: int) -> None:
-        """Keep a request until its text is seen again.
-
-        Args:
-            request: taken or begun in this step.
-            text: all its tokens.
-            num_new: tokens at the end that its index does not have.
-        """
+        """Keep a request until its text is seen again; its index lacks the text's last `num_new` tokens."""
         if num_new and request.index.has_room(num_new):
             request.index.append(text[-num_new:])
         elif num_new:

@@ -52,15 +52,12 @@ class RowTables:
     def read(
         self, contexts: np.ndarray, text_numbers: np.ndarray, num_ranks: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the likeliest successors by one, two and three tokens, and their shares.
+        """Return the likeliest successors by one, two and three tokens, and their shares, 0 where there is no row.
 
         Args:
             contexts: last tokens, the newest last; NO_TOKEN before the text's begin, [B, LONGEST].
             text_numbers: number of each context's text, [B].
-            num_ranks: successors of a row.
-
-        Returns:
-            Two arrays [B, LONGEST, num_ranks]; shares are 0 where there is no row.
+            num_ranks: successors of a row; the arrays are [B, LONGEST, num_ranks].
         """
         keys, slots = self._places(contexts, text_numbers)
         is_found = (self._keys[slots] == keys) & (keys != _NO_KEY)
@@ -74,13 +71,9 @@ class RowTables:
         successors: np.ndarray,
         shares: np.ndarray,
     ) -> None:
-        """Write the row of each context; of equal contexts the last one wins.
+        """Write the row of each context [R, LONGEST]; of equal contexts the last one wins.
 
-        Args:
-            contexts: [R, LONGEST].
-            text_numbers: [R].
-            successors: likeliest tokens, the likeliest first, [R, k].
-            shares: of these, [R, k].
+        A row has the likeliest tokens, the likeliest first, and their shares, both [R, k].
         """
         keys, slots = self._places(contexts, text_numbers)
         rows, lengths = np.nonzero(keys[:, 1:] != _NO_KEY)
@@ -95,12 +88,9 @@ class RowTables:
         self._put(single, slots, *mean)
 
     def save(self, file: Path) -> None:
-        """Save the adjacency matrix, as the library's `recycling --policy average` does.
+        """Save the adjacency matrix, as the library's `recycling --policy average` does; raises OSError.
 
         A reader sees the whole file or none.
-
-        Raises:
-            OSError: if the file cannot be written.
         """
         from safetensors.numpy import save_file
 
@@ -172,11 +162,7 @@ def averaged(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k successors with the largest sum of old and new share, and their shares, each [R, k].
 
-    Args:
-        old_ids: successors so far, [R, k].
-        old_shares: of these; 0 where there was no row.
-        ids: likeliest tokens now, [R, k].
-        shares: of these.
+    Old shares are 0 where there was no row.
     """
     is_known = (ids[:, :, None] == old_ids[:, None, :]) & (old_shares > 0)[:, None, :]  # [R, k, k]
     old = old_shares + (is_known * shares[:, :, None]).sum(axis=1)

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
-from token_recycling_vllm.logits import TopRows
+from token_recycling_vllm.seams import TopRows
 
 VOCAB = 40
 

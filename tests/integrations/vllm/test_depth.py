@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from token_recycling_vllm.depth import LONGEST_REST, DepthChooser, StepCost
+from token_recycling_vllm.chains import LONGEST_REST, DepthChooser, StepCost
 
 
 def cost_of(fixed: float, of_request: float, of_row: float) -> StepCost:

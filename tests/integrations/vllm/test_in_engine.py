@@ -184,7 +184,7 @@ def test_a_wrong_option_and_an_unknown_vllm_are_refused(monkeypatch):
 
 def test_a_saved_matrix_is_loaded(tmp_path, drafting):
     file = tmp_path / "matrix.safetensors"
-    drafting.collective_rpc(lambda worker: worker.model_runner.drafter.save(str(file)))
+    drafting.collective_rpc(lambda worker: worker.model_runner.drafter._tables.save(file))
     llm = engine(options={"load_matrix": str(file), "history_tokens": 0, "depth": "full"})
     tokens(llm, GREEDY, 8)
     assert metric(llm, "num_drafts") > 0

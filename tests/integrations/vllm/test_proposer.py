@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from token_recycling_vllm.options import PluginOptions
+from token_recycling_vllm.proposer import PluginOptions
 
 from .engine import VOCAB, Engine, Job, continued
 
@@ -100,12 +100,17 @@ def test_requests_that_do_not_share_draft_as_if_alone(make_proposer):
 def test_memory_is_bounded(make_proposer):
     proposer = make_proposer(history_tokens=256)
     rng = random.Random(5)
-    size = proposer._tables.num_bytes, proposer._requests.history.num_bytes
+
+    def size() -> list[int]:
+        history = proposer._requests.history
+        return [proposer._tables.num_bytes, history._tokens.nbytes, history._places.nbytes]
+
+    before = size()
     Engine(proposer, jobs_of(rng, 200, 10), rng).run()
     for _ in range(200):
         proposer.propose([], np.zeros(1, np.int32), np.zeros((1, 4), np.int32))
-    assert size == (proposer._tables.num_bytes, proposer._requests.history.num_bytes)
-    assert len(proposer._requests) == 0
+    assert size() == before
+    assert not proposer._requests._known
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
-from token_recycling_vllm.logits import align
+from token_recycling_vllm.seams import align
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(0, 5)), max_size=6)
 

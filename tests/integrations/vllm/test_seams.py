@@ -8,19 +8,18 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from token_recycling_vllm import seams
-from token_recycling_vllm.seams import Hook
 
 
 def test_a_missing_function_and_a_missing_parameter_are_named(monkeypatch):
     module = ModuleType("engine_x")
     module.Runner = type("Runner", (), {"propose": lambda self, tokens: None})
     monkeypatch.setitem(sys.modules, "engine_x", module)
-    assert seams.missing((Hook("engine_x", "Runner.propose", ("tokens",)),)) == []
-    assert seams.missing((Hook("engine_x", "Runner.propose", ("rows",)),)) == [
+    assert seams.missing((("engine_x", "Runner.propose", ("tokens",)),)) == []
+    assert seams.missing((("engine_x", "Runner.propose", ("rows",)),)) == [
         "engine_x.Runner.propose: has no parameter rows"
     ]
-    assert "Draft" in seams.missing((Hook("engine_x", "Draft", ()),))[0]
-    assert "engine_y" in seams.missing((Hook("engine_y", "Draft", ()),))[0]
+    assert "Draft" in seams.missing((("engine_x", "Draft", ()),))[0]
+    assert "engine_y" in seams.missing((("engine_y", "Draft", ()),))[0]
 
 
 def test_the_refusal_names_the_version(monkeypatch):

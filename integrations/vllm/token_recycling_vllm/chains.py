@@ -1,9 +1,12 @@
-"""Chains of the most probable next tokens, from all sources under one calibrated probability.
+"""Chains of the most probable next tokens, and how much of them pays at the measured cost of a step.
 
 A candidate's weight is a product over the sources that name it (rows by one, two and three tokens,
 the request's own text, texts of ended requests), normalised over the candidates and the outcome
 "none of these". How often a guess of such a probability was right, by the sources that agreed, is
 learned from what the model emits, drafted or not.
+
+Every drafted token adds a row to the step of the whole batch. In a large batch rows cost what they
+compute, and a guess pays only if it is likely; alone, a row is nearly free.
 
 Sources: the library's hybrid, on a chain (`model.methods.hybrid`); its weights are used here as they
 are. Log-linear pooling: Genest and Zidek 1986.
@@ -17,14 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .requests import LONGEST_MATCH
 from .row_tables import LONGEST, RowTables
-from .text_index import LONGEST_MATCH
 
 # Successors of a row that are candidates: a chain takes the best one, and it is seldom of a lower rank.
 NUM_RANKS = 4
 # Log weights: of a row's entry, of a match by its length, as in the library's hybrid.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
 MATCH_OFFSET, MATCH_SLOPE = 1.0, 0.08
+assert LONGEST == 3  # the weights are those of rows by one, two and three tokens
 _STEPS = np.array([0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8, *(9,) * 8, *(10,) * 9])
 MATCH_WEIGHTS = MATCH_OFFSET + MATCH_SLOPE * _STEPS[: LONGEST_MATCH + 1]
 # Edges and centres of buckets of probability.
@@ -36,15 +40,27 @@ CENTRES = np.array(
 NUM_AGREEMENTS = 8
 # Observations that the initial rate of a kind counts for, and most that it is averaged over.
 PRIOR_STRENGTH, MEMORY = 8.0, 400.0
+# Steps without any draft after which one is drafted to learn what a row costs.
+LONGEST_REST = 64
+# Drafting must promise this factor more tokens a millisecond than not drafting.
+MARGIN = 1.01
+# Share of what is known that is kept after a step.
+_KEPT = 0.99
+# Before anything is measured: shares of a step's time that do not depend on its size, that a request
+# costs, and that a row costs.
+_FIRST_GUESS = np.array([0.9, 0.05, 0.03])
+# Steps that the first guess counts for.
+_PRIOR_STRENGTH = 1.0
+# A step that takes this many times as long as expected was disturbed, and is not learned.
+_OUTLIER = 4.0
 
 
 class Chains(NamedTuple):
     """The likeliest chain of each request, arrays [B, K]."""
 
     tokens: np.ndarray
-    probabilities: (
-        np.ndarray
-    )  # that a token and all before it are emitted; 0 where there is no guess
+    # That a token and all before it are emitted; 0 where there is no guess.
+    probabilities: np.ndarray
     kinds: np.ndarray  # of the guesses
 
 
@@ -89,9 +105,18 @@ def best_chains(
     everyone = np.arange(num_requests)
     for level in range(depth):
         following = np.where(is_following, matches[:, :, level], -1)  # [B, M]
-        ids, log_weights = _candidates(
-            tables, contexts, text_numbers, following, match_lengths + level
-        )
+        successors, shares = tables.read(
+            contexts, text_numbers, NUM_RANKS
+        )  # [B, LONGEST, NUM_RANKS]
+        with np.errstate(divide="ignore"):
+            of_rows = ROW_OFFSET + ROW_SLOPE * np.log(shares)
+        of_rows[:, :, 0] += FIRST_BONUS
+        lengths = np.minimum(match_lengths + level, LONGEST_MATCH)
+        of_matches = np.where(following >= 0, MATCH_WEIGHTS[lengths], -np.inf)
+        # Candidates of all sources [B, C], the matches last; weights of -inf for none.
+        ids = np.concatenate((successors.reshape(num_requests, -1), following), axis=1)
+        log_weights = np.concatenate((of_rows.reshape(num_requests, -1), of_matches), axis=1)
+        ids = ids.astype(np.int64)
         best, probability, is_from_rows = _pooled(ids, log_weights)
         chosen = ids[everyone, best]
         is_match = (following == chosen[:, None]) & (following >= 0)  # [B, M]
@@ -109,28 +134,6 @@ def best_chains(
     return Chains(tokens, probabilities, kinds)
 
 
-def _candidates(
-    tables: RowTables,
-    contexts: np.ndarray,
-    text_numbers: np.ndarray,
-    following: np.ndarray,
-    match_lengths: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the candidates of every source and their log weights, -inf for none, each [B, C].
-
-    The matches come last.
-    """
-    successors, shares = tables.read(contexts, text_numbers, NUM_RANKS)  # [B, LONGEST, NUM_RANKS]
-    with np.errstate(divide="ignore"):
-        of_rows = ROW_OFFSET + ROW_SLOPE * np.log(shares)
-    of_rows[:, :, 0] += FIRST_BONUS
-    lengths = np.minimum(match_lengths, LONGEST_MATCH)
-    of_matches = np.where(following >= 0, MATCH_WEIGHTS[lengths], -np.inf)
-    ids = np.concatenate((successors.reshape(len(contexts), -1), following), axis=1)
-    weights = np.concatenate((of_rows.reshape(len(contexts), -1), of_matches), axis=1)
-    return ids.astype(np.int64), weights
-
-
 def _pooled(ids: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the place of the best candidate, its probability and whether rows name it, each [B]."""
     everyone = np.arange(len(ids))
@@ -146,4 +149,69 @@ def _pooled(ids: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.nd
     return best, probability, is_from_rows
 
 
-assert LONGEST == 3  # the weights are those of rows by one, two and three tokens
+class StepCost:
+    """Milliseconds of a step, a + b * requests + c * rows, fitted to the newest steps."""
+
+    def __init__(self) -> None:
+        self._products = np.zeros((3, 3))
+        self._sums = np.zeros(3)
+        self._prior: np.ndarray | None = None
+        self._fit = _FIRST_GUESS
+
+    def learn(self, num_requests: int, num_rows: int, milliseconds: float) -> None:
+        """Add a step that decoded `num_requests` requests, with `num_rows` rows of logits."""
+        if self._prior is None:
+            known = _FIRST_GUESS @ (1.0, num_requests, num_rows)
+            self._prior = _FIRST_GUESS * (milliseconds / known)
+        elif milliseconds > _OUTLIER * self.of(num_requests, num_rows):
+            return
+        step = np.array([1.0, num_requests, num_rows])
+        self._products = _KEPT * self._products + np.outer(step, step)
+        self._sums = _KEPT * self._sums + step * milliseconds
+        strength = _PRIOR_STRENGTH * np.eye(3)
+        fit = np.linalg.solve(self._products + strength, self._sums + strength @ self._prior)
+        self._fit = np.maximum(fit, 1e-3 * self._prior)
+
+    def of(self, num_requests: int, num_rows: int | np.ndarray) -> float | np.ndarray:
+        """Return the milliseconds of a step; only their ratios mean something before one was measured."""
+        fixed, of_request, of_row = self._fit
+        return fixed + of_request * num_requests + of_row * num_rows
+
+
+class DepthChooser:
+    """Chooses the lengths of the drafts of a batch; if not `is_auto`, all guesses are drafted."""
+
+    def __init__(self, is_auto: bool) -> None:
+        self.cost = StepCost()
+        self._is_auto = is_auto
+        self._num_rested = 0
+
+    def floor(self, num_requests: int) -> float:
+        """Return the probability below which a token of a batch cannot pay."""
+        if not self._is_auto:
+            return 0.0
+        fixed, one_more = (self.cost.of(num_requests, num_requests + more) for more in (0, 1))
+        return float(num_requests * (one_more - fixed) / fixed)
+
+    def lengths(self, probabilities: np.ndarray) -> np.ndarray:
+        """Return how many tokens to draft for each request, [B], of these `Chains.probabilities` [B, K]."""
+        if not self._is_auto:
+            return (probabilities > 0).sum(axis=1)
+        gains = np.sort(probabilities[probabilities > 0])[::-1]
+        if not len(gains):
+            return np.zeros(len(probabilities), dtype=np.int64)
+        num_requests = len(probabilities)
+        rows = num_requests + np.arange(len(gains) + 1)
+        tokens = num_requests + np.concatenate(([0.0], np.cumsum(gains)))
+        rate = tokens / self.cost.of(num_requests, rows)
+        best = int(rate.argmax())
+        if rate[best] < MARGIN * rate[0]:
+            best = 0
+        if best == 0:
+            self._num_rested += 1
+            if self._num_rested <= LONGEST_REST:
+                return np.zeros(num_requests, dtype=np.int64)
+            best = min(num_requests, len(gains))
+        self._num_rested = 0
+        # Ties at the smallest gain may draft a few tokens more.
+        return (probabilities >= gains[best - 1]).sum(axis=1)

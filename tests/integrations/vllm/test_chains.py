@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from token_recycling_vllm.candidates import (
+from token_recycling_vllm.chains import (
     CENTRES,
     EDGES,
     FIRST_BONUS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from token_recycling_vllm.text_index import LENGTHS, LONGEST_MATCH, TextIndex
+from token_recycling_vllm.requests import LENGTHS, LONGEST_MATCH, TextIndex
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -39,9 +39,10 @@ def test_the_latest_place_of_the_longest_ngram_is_found(text, step):
         assert expected is None or len(set(text)) > 1
     elif expected is not None:
         place, length = expected
-        assert found.length <= length
-        if found.length == length:
-            assert found.continuation.tolist() == text[place : place + 5]
+        following, agreeing = found
+        assert agreeing <= length
+        if agreeing == length:
+            assert following.tolist() == text[place : place + 5]
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=12), TEXTS)
@@ -52,14 +53,15 @@ def test_a_history_holds_whole_texts_and_forgets_the_oldest(texts, tail):
         index.append(np.array(text))
     found = index.longest_match(tail[-LONGEST_MATCH:], 4)
     if found:
-        agreeing = tail[len(tail) - found.length :]
-        assert found.length <= len(tail)
+        following, length = found
+        agreeing = tail[len(tail) - length :]
+        assert length <= len(tail)
         everything = index._tokens.tolist()
         assert any(
-            everything[place : place + found.length] == agreeing
-            for place in range(len(everything) - found.length + 1)
+            everything[place : place + length] == agreeing
+            for place in range(len(everything) - length + 1)
         )
-        assert len(found.continuation) <= 4
+        assert len(following) <= 4
 
 
 def test_the_end_of_a_text_is_not_its_own_match():
@@ -67,4 +69,4 @@ def test_the_end_of_a_text_is_not_its_own_match():
     index.append(np.array([1, 2, 3]))
     assert index.longest_match([1, 2, 3], 4) is None
     index.append(np.array([1]))
-    assert index.longest_match([3, 1], 2).continuation.tolist() == [2, 3]
+    assert index.longest_match([3, 1], 2)[0].tolist() == [2, 3]
