@@ -35,20 +35,16 @@ FORMAT = "suffix-automaton-1"
 
 
 class Match(NamedTuple):
-    """An earlier occurrence of the text's end."""
-
     length: int  # tokens of the longest suffix that occurs earlier; 0 if there is none
     continuation: Sequence[int]  # the tokens that followed it there
+    source: str = "text"  # or "corpus"
 
 
 class SuffixAutomaton:
     """The suffix automaton of a growing text.
 
-    Args:
-        tokens: the text to begin with.
-        prefers_latest: whether a match continues from the place where it was last the longest
-            match, not from its first occurrence. Tracking the true last occurrence of every suffix
-            would not be constant time; this is, and comes close.
+    With `prefers_latest` a match continues from the place where it was last the longest match, not from its
+    first occurrence. Tracking the true last occurrence would not be constant time; this is, and comes close.
     """
 
     def __init__(self, tokens: Sequence[int] = (), prefers_latest: bool = False) -> None:
@@ -130,7 +126,6 @@ class StaticAutomaton:
 
     @classmethod
     def from_automaton(cls, automaton: SuffixAutomaton) -> StaticAutomaton:
-        """Freeze an automaton."""
         edges = [sorted(transitions.items()) for transitions in automaton.transitions]
         lists = {
             "tokens": automaton.text,
@@ -166,17 +161,12 @@ class StaticAutomaton:
 
     @staticmethod
     def load(file: str) -> StaticAutomaton:
-        """Load a saved automaton; the last one stays in memory while its file is unchanged.
-
-        Raises:
-            ValueError: if the file cannot be read, or is not a saved automaton.
-        """
+        """Load a saved automaton, or raise ValueError; the last one stays in memory while its file is unchanged."""
         return _loaded(file, written_state(file))
 
 
 @lru_cache(maxsize=1)
 def _loaded(file: str, state: tuple[object, ...]) -> StaticAutomaton:
-    """Load a saved automaton; `state` is the file's fingerprint, for the cache."""
     refuse_lfs_pointer(file, f"automaton {file}")
     try:
         with safe_open(file, framework="numpy") as content:
@@ -217,17 +207,14 @@ class Follower:
                 self.length += 1
 
     def match(self, max_tokens: int) -> Match:
-        """Return the first occurrence of the text's end in the corpus.
-
-        Its continuation is up to `max_tokens` tokens that followed in that document.
-        """
+        """Return the first occurrence of the text's end in the corpus, with what followed in that document."""
         if not self.length:
             return Match(0, [])
         end = int(self._automaton.ends[self._state])
         following = self._automaton.tokens[end : end + max_tokens].tolist()
         if BOUNDARY in following:
             following = following[: following.index(BOUNDARY)]
-        return Match(self.length, following)
+        return Match(self.length, following, "corpus")
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -31,10 +30,7 @@ from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, budget_option, option
 from .. import drafter_class
-from .automata import Follower, StaticAutomaton, SuffixAutomaton
-
-if TYPE_CHECKING:  # Python 3.10 has none
-    from typing import Self
+from .automata import Follower, Match, StaticAutomaton, SuffixAutomaton
 
 FALLBACKS = ("recycling", "none")
 # The automatic budget treats all matches from this length on as one kind.
@@ -85,71 +81,57 @@ class SamdConfig(Options):
     def _check(self) -> None:
         if self.bias is not None and self.automaton is None:
             raise ValueError(f"bias: got {self.bias} without an automaton; leave it out")
-        if self.fallback != "none":
-            self.fallback_config()
-            return
-        for name in FALLBACK_OPTIONS:
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)!r} with fallback none; leave it out"
-                )
+        given = self._given_to_fallback()
+        if self.fallback == "none" and given:
+            name, value = next(iter(given.items()))
+            raise ValueError(f"{name}: got {value!r} with fallback none; leave it out")
+        self.fallback_config()
+
+    def _given_to_fallback(self) -> dict[str, object]:
+        options = {name: getattr(self, name) for name in FALLBACK_OPTIONS}
+        return {name: value for name, value in options.items() if value is not None}
+
+    @property
+    def fallback_class(self) -> type[Drafter]:
+        """The fallback's drafter; without one, that of the root alone."""
+        return drafter_class("vanilla" if self.fallback == "none" else self.fallback)
 
     def fallback_config(self) -> object:
         """Return the fallback's config: the given options, else those that fit the budget."""
-        cls = drafter_class(self.fallback)
-        given = {name: getattr(self, name) for name in FALLBACK_OPTIONS}
-        options = dict(cls.auto_options) if self.budget == "auto" else {}
-        options |= {name: value for name, value in given.items() if value is not None}
-        return cls.config_class(**options)
-
-
-class _Chain(NamedTuple):
-    """A continuation found in the text or the corpus."""
-
-    tokens: Sequence[int]  # the guesses
-    length: int  # length of the match, less the bias
-    source: str  # where it was found, "text" or "corpus"
+        cls = self.fallback_class
+        usual = cls.auto_options if self.budget == "auto" else {}
+        return cls.config_class(**{**usual, **self._given_to_fallback()})
 
 
 class SamdDrafter(CostAwareDrafter):
-    """Drafts the continuation of the longest match, or the fallback's tree."""
-
     config_class = SamdConfig
     auto_options = MappingProxyType({"budget": "auto"})
 
     def __init__(self, config: SamdConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        self._fallback: Drafter | None = None
-        if config.fallback != "none":
-            cls = drafter_class(config.fallback)
-            self._fallback = cls(config.fallback_config(), vocab_size, device)
+        cls = config.fallback_class
+        self._fallback = fallback = cls(config.fallback_config(), vocab_size, device)
         self._corpus = StaticAutomaton.load(config.automaton) if config.automaton else None
         if self._corpus is not None and self._corpus.largest_token >= vocab_size:
             raise ValueError(
                 f"automaton: got {config.automaton} with token {self._corpus.largest_token}; allowed: "
                 f"0 to {vocab_size - 1}; build it with the tokenizer of this model"
             )
-        inner = self._fallback or Drafter(None, vocab_size, device)
-        self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
+        self.max_nodes = max(1 + config.num_pred_tokens, fallback.max_nodes)
         # The fallback's, but for the departures of a published code.
-        self.needs = replace(
-            inner.needs,
-            reads_rejected=self._fallback is not None and inner.needs.reads_rejected,
-            warmup_memory=False,
-            overrun=0,
+        self.needs = replace(fallback.needs, warmup_memory=False, overrun=0)
+        self.wants_costs = config.budget == "auto" or (
+            isinstance(fallback, CostAwareDrafter) and fallback.wants_costs
         )
-        self.wants_costs = (
-            isinstance(inner, CostAwareDrafter) and inner.wants_costs
-        ) or config.budget == "auto"
         self._text = SuffixAutomaton()
         self._follower: Follower | None = None
-        self._chain: _Chain | None = None
+        self._chain: Match | None = None
         self._rates = ChainAcceptance(LONGEST_KIND, config.num_pred_tokens)
 
-    def sibling(self) -> Self:
+    def sibling(self) -> SamdDrafter:
         """Return a drafter that copies from a text of its own; corpus, rates and the fallback's rows are shared."""
         sibling = super().sibling()
-        sibling._fallback = self._fallback.sibling() if self._fallback else None
+        sibling._fallback = self._fallback.sibling()
         return sibling
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -157,24 +139,20 @@ class SamdDrafter(CostAwareDrafter):
         self._text = SuffixAutomaton(prefers_latest=self.config.match == "latest")
         self._follower = Follower(self._corpus) if self._corpus is not None else None
         self._extend(prompt_ids)
-        if self._fallback:
-            self._fallback.start(prompt_ids)
+        self._fallback.start(prompt_ids)
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        if self._fallback:
-            self._fallback.observe_prompt(token_ids, logits)
+        self._fallback.observe_prompt(token_ids, logits)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the chain after the match if that is long enough and pays, else the fallback's tree."""
         self._chain = chain = self._long_match(budget)
-        drafted = len(chain.tokens) if chain else 0
+        drafted = len(chain.continuation) if chain else 0
         if chain and budget.cost_curve and self.config.budget == "auto":
             drafted = self._rates.paying(chain.length - 1, drafted, budget.cost_curve)
         if chain and drafted:
             return self._drafted(chain, drafted)
-        if self._fallback:
-            return self._of_fallback(self._fallback.propose(context, budget))
-        return DraftTree.chain([context[-1]])
+        return self._of_fallback(self._fallback.propose(context, budget))
 
     def offer(
         self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
@@ -184,78 +162,79 @@ class SamdDrafter(CostAwareDrafter):
         if chain and self.config.budget != "auto":
             return None  # chains are drafted whole
         if chain:
-            return self._rates.gains(chain.length - 1, min(most, len(chain.tokens)), least)
-        if isinstance(self._fallback, CostAwareDrafter):
-            return self._fallback.offer(context, budget, most, least)
-        return None if self._fallback else ()
+            return self._rates.gains(chain.length - 1, min(most, len(chain.continuation)), least)
+        if self.config.fallback == "none":
+            return ()
+        return self._fallback.offer(context, budget, most, least)
 
     def take(self, count: int) -> DraftTree:
         if self._chain:
             return self._drafted(self._chain, count)
-        if isinstance(self._fallback, CostAwareDrafter):
-            return self._of_fallback(self._fallback.take(count))
-        return DraftTree.chain(self._text.text[-1:])
+        if self.config.fallback == "none":
+            return DraftTree.chain(self._text.text[-1:])
+        return self._of_fallback(self._fallback.take(count))
 
     def observe(self, step: VerifiedStep) -> None:
         """Append the new tokens; the fallback learns from chains too."""
         tokens = step.acceptance.tokens
         if self._chain:
-            self._rates.learn(self._chain.length - 1, self._chain.tokens, tokens)
+            self._rates.learn(self._chain.length - 1, self._chain.continuation, tokens)
         self._extend(tokens)
-        if self._fallback:
-            self._fallback.observe(step)
+        self._fallback.observe(step)
 
     def skip(self, tokens: Sequence[int]) -> None:
         self._extend(tokens)
-        if self._fallback:
-            self._fallback.skip(tokens)
+        self._fallback.skip(tokens)
 
     def reset(self) -> None:
         """Clear the fallback's memory and the learned acceptance of chains; the corpus stays."""
         self._rates.reset()
-        if self._fallback:
-            self._fallback.reset()
+        self._fallback.reset()
 
     @property
     def is_hot(self) -> bool:
-        return self._fallback is not None and self._fallback.is_hot
+        return self._fallback.is_hot
 
     def memory(self) -> dict[str, torch.Tensor]:
-        return self._fallback.memory() if self._fallback else {}
+        return self._fallback.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        (self._fallback or Drafter(None, self.vocab_size, self.device)).load_memory(tensors)
+        self._fallback.load_memory(tensors)
 
     def describe(self) -> str:
-        parts = [self._fallback.describe()] if self._fallback else []
+        parts = [self._fallback.describe()]
         if self._corpus is not None:
             size = self._corpus.num_bytes / 2**20
             parts.append(f"automaton of {len(self._corpus.tokens)} tokens: {size:.2f} MB")
-        return "; ".join(parts)
+        return "; ".join(filter(None, parts))
 
     def _extend(self, tokens: Sequence[int]) -> None:
         self._text.extend(tokens)
         if self._follower:
             self._follower.extend(tokens)
 
-    def _long_match(self, budget: DraftBudget) -> _Chain | None:
-        """Return the chain after the match; None if that is too short, or nothing followed it."""
-        chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
-        return chain if chain.length >= self.config.threshold and chain.tokens else None
-
-    def _drafted(self, chain: _Chain, count: int) -> DraftTree:
-        tree = DraftTree.chain([self._text.text[-1], *chain.tokens[:count]])
+    def _drafted(self, chain: Match, count: int) -> DraftTree:
+        tree = DraftTree.chain([self._text.text[-1], *chain.continuation[:count]])
         return replace(tree, sources=(chain.source,) * (1 + count))
 
     def _of_fallback(self, tree: DraftTree) -> DraftTree:
+        if self.config.fallback == "none":
+            return tree
         return replace(tree, sources=(self.config.fallback,) * tree.topology.num_nodes)
 
-    def _best_chain(self, max_tokens: int) -> _Chain:
-        """Return the continuation of the longer match; a corpus match counts as shorter by the bias."""
-        length, tokens = self._text.match(max_tokens)
-        chain = _Chain(tokens, length, "text")
+    def _long_match(self, budget: DraftBudget) -> Match | None:
+        """Return the longer match, with what is drafted; None if it is too short, or nothing followed it.
+
+        A match in the corpus counts as shorter by the bias.
+        """
+        most = min(self.config.num_pred_tokens, budget.max_depth)
+        best = self._text.match(most)
         if self._follower:
-            length, tokens = self._follower.match(max_tokens)
-            if tokens and length - self.config.bias > chain.length:
-                chain = _Chain(tokens, length - self.config.bias, "corpus")
-        return chain._replace(tokens=chain.tokens[: self.config.tokens_per_match * chain.length])
+            found = self._follower.match(most)
+            length = found.length - self.config.bias
+            if found.continuation and length > best.length:
+                best = found._replace(length=length)
+        if best.length < self.config.threshold or not best.continuation:
+            return None
+        longest = self.config.tokens_per_match * best.length
+        return best._replace(continuation=best.continuation[:longest])

@@ -36,20 +36,20 @@ def test_matches_equal_a_slow_search_after_every_token(seed: int) -> None:
         first.extend([token])
         latest.extend([token])
         size, continuations = slow_matches(text[:length], 5)
-        assert first.match(5) == (size, continuations[0]), "the first occurrence is continued"
+        assert first.match(5)[:2] == (size, continuations[0]), "the first occurrence is continued"
         assert latest.match(5).length == size
         assert latest.match(5).continuation in continuations
 
 
 def test_the_latest_occurrence_is_continued_if_asked() -> None:
     text = [1, 2, 7, 1, 2, 8, 1, 2]
-    assert SuffixAutomaton(text).match(2) == (2, [7, 1])
-    assert SuffixAutomaton(text, prefers_latest=True).match(2) == (2, [8, 1])
+    assert SuffixAutomaton(text).match(2)[:2] == (2, [7, 1])
+    assert SuffixAutomaton(text, prefers_latest=True).match(2)[:2] == (2, [8, 1])
 
 
 def test_a_text_without_repetition_has_no_match() -> None:
     for text in ([], [5], [5, 6, 7]):
-        assert SuffixAutomaton(text).match(9) == (0, [])
+        assert SuffixAutomaton(text).match(9)[:2] == (0, [])
 
 
 def fibonacci_word(length: int) -> list[int]:
