@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "../../budget/best_first.h"
-#include "guide.h"
-#include "neighbours.h"
-#include "shared.h"
+#include "sources.h"
 #include "suffix_index.h"
 
 using namespace best_first;

@@ -74,7 +74,7 @@ KIND_SOURCES = (
     *(source for source in ("heads", "heads and text", "heads and text") for _ in CENTRES),
 )
 SOURCE = Path(__file__).with_name("candidate_pool.cpp")
-SHARED = SOURCE.with_name("shared.h")
+SHARED = SOURCE.with_name("sources.h")
 
 
 @cache
@@ -187,7 +187,7 @@ class CandidatePool(Growth):
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, the learned acceptance and the counts of tokens."""
-        learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
+        learned = {"rates": self._rates.state(), "counts": self._frequent.counts.clone()}
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:

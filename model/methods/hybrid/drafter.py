@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -40,9 +40,6 @@ from .. import METHODS, drafter_class
 from ..heads.mtp.guesser import MtpGuesser
 from .candidate_pool import CandidatePool, library_of_pool
 from .tables import LONGEST_KEY
-
-if TYPE_CHECKING:  # Python 3.10 has none
-    from typing import Self
 
 MAX_DEPTH = 24
 # Methods whose heads can be one more source, and the name of the layers that the model's checkpoint ships itself.
@@ -85,8 +82,6 @@ class HybridConfig(Options):
 
 
 class HybridDrafter(CostAwareDrafter):
-    """Drafts the most probable tree from all sources."""
-
     config_class = HybridConfig
 
     def __init__(self, config: HybridConfig, vocab_size: int, device: torch.device) -> None:
@@ -113,7 +108,7 @@ class HybridDrafter(CostAwareDrafter):
         )
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
 
-    def sibling(self) -> Self:
+    def sibling(self) -> HybridDrafter:
         """Return a drafter with a text of its own; rows, states, counts and rates are shared."""
         sibling = super().sibling()
         sibling._pool = self._pool.sibling()
@@ -161,15 +156,14 @@ class HybridDrafter(CostAwareDrafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         self._ask_head(context, budget)
-        depth = min(budget.max_depth, MAX_DEPTH)
-        limits = DraftBudget(depth, budget.chain_only, budget.cost_curve)
+        limits = replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
         return self._pool.grow(context[-1], self.config.num_nodes, limits)
 
     def offer(
         self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
     ) -> Sequence[float]:
         self._ask_head(context, budget)
-        limits = DraftBudget(min(budget.max_depth, MAX_DEPTH), budget.chain_only)
+        limits = replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
         return self._pool.offer(context[-1], min(most, self.config.num_nodes), limits, least)
 
     def take(self, count: int) -> DraftTree:
@@ -211,11 +205,7 @@ class HybridDrafter(CostAwareDrafter):
 
 
 def _head_of(words: str, vocab_size: int, device: torch.device) -> Guesser:
-    """Return the drafter of METHOD=FOLDER, or the guesser of the model's own MTP layers.
-
-    Raises:
-        ValueError: if the method's heads cannot guess for another, or as that method's drafter.
-    """
+    """Return the drafter of METHOD=FOLDER, or the guesser of the model's own MTP layers; raises ValueError."""
     if words == SHIPPED:
         return MtpGuesser(vocab_size, device)
     method, _, folder = words.partition("=")

@@ -47,40 +47,34 @@ LENGTH = 127
 NUM_STEPS = 16
 # Logits are cut at this size and rounded to 1 / LOGIT_STEPS.
 LARGEST_LOGIT, LOGIT_STEPS = 1000.0, 256.0
-NAMES = ("states_before", "states_after", "state_tokens", "state_rows")
+NAMES_IN_CPP = ("before", "after", "record_tokens", "record_rows")
 
 
 class FrequentTokens:
-    """Counts of emitted tokens, and the most frequent ones; C++ counts and ranks them.
+    """Counts [V] of emitted tokens, and the most frequent ones, -1 after them; C++ counts and ranks them.
 
     Where Python changes the counts, C++ ranks anew (`pool_reload`).
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
-        self._ranked = np.full(NUM_TOKENS, -1, dtype=np.int32)
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Counts [V] and the most frequent tokens, -1 after them, by their names in C++; writable."""
-        return {"counts": self._counts.numpy(), "frequent": self._ranked}
+        self.counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
+        ranked = np.full(NUM_TOKENS, -1, dtype=np.int32)
+        self.arrays: dict[str, np.ndarray] = {  # by their names in C++
+            "counts": self.counts.numpy(),
+            "frequent": ranked,
+        }
 
     def reset(self) -> None:
-        self._counts.zero_()
-
-    def state(self) -> torch.Tensor:
-        """Return the counts, int32 [V]."""
-        return self._counts
+        self.counts.zero_()
 
     def check_state(self, counts: torch.Tensor) -> None:
-        """Raise ValueError if these cannot be counts from `state`."""
-        check_tensor("matrix: got counts", counts, self._counts.dtype, self._counts.shape)
+        """Raise ValueError if these cannot be counts."""
+        check_tensor("matrix: got counts", counts, self.counts.dtype, self.counts.shape)
         if int(counts.min()) < 0:
             raise ValueError("matrix: holds counts below 0")
 
     def load_state(self, counts: torch.Tensor) -> None:
-        """Load counts that `check_state` allows."""
-        self._counts.copy_(counts)
+        self.counts.copy_(counts)
 
 
 def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
@@ -100,15 +94,11 @@ class RowTables:
         # bits choose the slot. 0: empty.
         self._keys = np.zeros(num_slots, dtype=np.int64)
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Keys [S] and rows [S, k] by their names in C++, writable."""
-        return {"keys": self._keys, "rows": self._rows}
-
-    @property
-    def num_bytes(self) -> int:
-        return self._keys.nbytes + self._rows.nbytes
+        self.arrays: dict[str, np.ndarray] = {
+            "keys": self._keys,
+            "rows": self._rows,
+        }  # by their names in C++
+        self.num_bytes = self._keys.nbytes + self._rows.nbytes
 
     def reset(self) -> None:
         self._keys.fill(0)
@@ -117,10 +107,7 @@ class RowTables:
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the slots in use: U keys, int64 [U], and their rows, int32 [U, k]."""
         used = np.flatnonzero(self._keys)
-        return {
-            "keys": torch.from_numpy(self._keys[used]),
-            "rows": torch.from_numpy(self._rows[used]),
-        }
+        return {name: torch.from_numpy(values[used]) for name, values in self.arrays.items()}
 
     def check_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
         """Raise ValueError if shapes, types or values are not those of `memory`."""
@@ -152,32 +139,23 @@ class Neighbours:
         bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # 8 for the count
         num_records = max(1, min(NUM_RECORDS, bytes_left // bytes_of_record))
         self._num_records = num_records = num_records if num_compared else 0
-        self._before = np.zeros((num_records, num_probes), dtype=np.int8)
-        self._after = np.zeros((num_records, num_probes), dtype=np.int8)
-        self._tokens = np.zeros(num_records, dtype=np.int32)
-        self._rows = np.zeros((num_records, k), dtype=np.int32)
         self._previous = np.full(num_records, NOBODY)  # last record with the same token
         self._latest = np.full(vocab_size, NOBODY)  # by token
         self._count = np.zeros(1, dtype=np.int64)  # number of all records so far
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """States before and after [E, S], tokens [E], rows [E, k], previous [E], latest [V] and the
-        count [1] by their names in C++; writable.
-        """
-        return {
-            "before": self._before,
-            "after": self._after,
-            "record_tokens": self._tokens,
-            "record_rows": self._rows,
+        # Of each record, by the names in a saved memory.
+        self._kept: dict[str, np.ndarray] = {
+            "states_before": np.zeros((num_records, num_probes), dtype=np.int8),
+            "states_after": np.zeros((num_records, num_probes), dtype=np.int8),
+            "state_tokens": np.zeros(num_records, dtype=np.int32),
+            "state_rows": np.zeros((num_records, k), dtype=np.int32),
+        }
+        self.arrays: dict[str, np.ndarray] = {  # by their names in C++
+            **dict(zip(NAMES_IN_CPP, self._kept.values(), strict=True)),
             "previous": self._previous,
             "latest": self._latest,
             "num_recorded": self._count,
         }
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(values.nbytes for values in self.arrays.values())
+        self.num_bytes = sum(values.nbytes for values in self.arrays.values())
 
     def reset(self) -> None:
         self._latest.fill(NOBODY)
@@ -190,20 +168,16 @@ class Neighbours:
         count = int(self._count[0])
         numbers = np.arange(max(0, count - self._num_records), count)
         places = numbers % max(1, self._num_records)
-        kept: tuple[np.ndarray, ...] = (self._before, self._after, self._tokens, self._rows)
-        return {
-            name: torch.from_numpy(values[places]) for name, values in zip(NAMES, kept, strict=True)
-        }
+        return {name: torch.from_numpy(values[places]) for name, values in self._kept.items()}
 
     def check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise ValueError if shapes, types or values are not those of `memory`."""
-        *_, tokens, rows = given = [tensors[name] for name in NAMES]
+        tokens, rows = tensors["state_tokens"], tensors["state_rows"]
         count = tokens.numel()
-        states = (count, self._before.shape[1])
-        shapes = (states, states, (count,), (count, self._rows.shape[1]))
-        dtypes = (torch.int8, torch.int8, torch.int32, torch.int32)
-        for name, tensor, shape, dtype in zip(NAMES, given, shapes, dtypes, strict=True):
-            check_tensor(f"matrix: got {name}", tensor, dtype, shape, " (output_id_topk)")
+        for name, kept in self._kept.items():
+            shape = (count, *kept.shape[1:])
+            dtype = f"torch.{kept.dtype}"
+            check_tensor(f"matrix: got {name}", tensors[name], dtype, shape, " (output_id_topk)")
         if count > self._num_records:
             raise ValueError(
                 f"matrix: got {count} states; allowed: {self._num_records} (neighbours)"
@@ -213,12 +187,10 @@ class Neighbours:
         check_entries(rows, vocab_size)
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a `memory` that `check_memory` allows."""
         self.reset()
-        count = len(tensors[NAMES[0]])
-        kept: tuple[np.ndarray, ...] = (self._before, self._after, self._tokens, self._rows)
-        for name, values in zip(NAMES, kept, strict=True):
-            values[:count] = tensors[name].numpy()
-        for number, token in enumerate(self._tokens[:count].tolist()):
+        tokens = tensors["state_tokens"].tolist()
+        for name, kept in self._kept.items():
+            kept[: len(tokens)] = tensors[name].numpy()
+        for number, token in enumerate(tokens):
             self._previous[number], self._latest[token] = self._latest[token], number
-        self._count[0] = count
+        self._count[0] = len(tokens)

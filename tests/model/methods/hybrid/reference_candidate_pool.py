@@ -190,7 +190,7 @@ class ReferencePool:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, the learned acceptance and the counts of tokens."""
-        learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
+        learned = {"rates": self._rates.state(), "counts": self._frequent.counts.clone()}
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -83,8 +83,8 @@ class ReferenceNeighbours(Neighbours):
             return
         number = int(self._count[0])
         place = number % self._num_records
-        self._before[place], self._after[place] = before, after
-        self._tokens[place], self._rows[place] = token, row
+        for values, value in zip(self._kept.values(), (before, after, token, row), strict=True):
+            values[place] = value
         self._previous[place], self._latest[token] = self._latest[token], number
         self._count[0] = number + 1
 
@@ -104,7 +104,7 @@ class ReferenceNeighbours(Neighbours):
         for _ in range(self._num_compared):
             if number < max(0, int(self._count[0]) - self._num_records):
                 break  # overwritten since
-            product = int(mine @ self._before[number % self._num_records])
+            product = int(mine @ self._kept["states_before"][number % self._num_records])
             if product > highest:
                 found, highest = number, product
             number = int(self._previous[number % self._num_records])
@@ -112,11 +112,11 @@ class ReferenceNeighbours(Neighbours):
 
     def after(self, number: int) -> np.ndarray | None:
         """Return the state after a record's token [S]; None of `NOBODY`."""
-        return None if number == NOBODY else self._after[number % self._num_records]
+        return None if number == NOBODY else self._kept["states_after"][number % self._num_records]
 
     def row(self, number: int) -> list[int]:
         """Return the row of a record: k entries."""
-        row: list[int] = self._rows[number % self._num_records].tolist()
+        row: list[int] = self._kept["state_rows"][number % self._num_records].tolist()
         return row
 
 
@@ -148,7 +148,7 @@ class ReferenceFrequentTokens(FrequentTokens):
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__(vocab_size)
-        self._count_of = memoryview(self._counts.numpy().data)
+        self._count_of = memoryview(self.counts.numpy().data)
         self.top: list[int] = []
 
     def append(self, tokens: Iterable[int]) -> None:
@@ -169,9 +169,9 @@ class ReferenceFrequentTokens(FrequentTokens):
         self.top = []
 
     def load_state(self, counts: torch.Tensor) -> None:
-        """Take over what `state` returned."""
+        """Take over the counts of another."""
         super().load_state(counts)
-        used = self._counts.nonzero().flatten().tolist()
+        used = self.counts.nonzero().flatten().tolist()
         self.top = sorted(used, key=self._rank)[:NUM_TOKENS]
 
     def _rank(self, token: int) -> tuple[int, int]:

@@ -29,14 +29,14 @@ def test_the_most_frequent_are_found(seed: int) -> None:
         assert found == sorted(counts.values(), reverse=True)[:NUM_TOKENS]
         assert len(set(frequent.top)) == len(frequent.top)
         resumed = FrequentTokens(50)
-        resumed.load_state(frequent.state())
+        resumed.load_state(frequent.counts)
         assert resumed.top == frequent.top
 
 
 def test_counts_move_to_another() -> None:
     frequent, other = FrequentTokens(10), FrequentTokens(10)
     frequent.append([3, 3, 3, 5, 5, 1])
-    other.load_state(frequent.state())
+    other.load_state(frequent.counts)
     assert other.top == [3, 5, 1]
     other.reset()
     assert other.top == []

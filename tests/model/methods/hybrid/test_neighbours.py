@@ -19,7 +19,6 @@ from model.methods.hybrid.tables import (
     BYTES_OF_TOKEN,
     FIRST,
     LENGTH,
-    NAMES,
     NOBODY,
     NUM_CODES,
     NUM_STEPS,
@@ -107,7 +106,7 @@ def test_likeness_rises_with_the_cosine() -> None:
 def test_memory_moves_to_another(count: int) -> None:
     found, added = filled(1, 4, count)
     memory = found.memory()
-    assert [len(memory[name]) for name in NAMES] == [min(count, NUM_RECORDS)] * 4
+    assert [len(memory[name]) for name in memory] == [min(count, NUM_RECORDS)] * 4
     other, shift = filled(2, 4, 3)[0], max(0, count - NUM_RECORDS)
     other.check_memory(memory)
     other.load_memory(memory)
@@ -125,7 +124,7 @@ def test_memory_moves_to_another(count: int) -> None:
 def test_memory_that_does_not_fit_is_refused() -> None:
     found, _ = filled(3, 4, 5)
     good = found.memory()
-    for name in NAMES:
+    for name in good:
         for bad in misfits(good, name):
             with pytest.raises(ValueError, match="matrix: got"):
                 found.check_memory(bad)

@@ -1,6 +1,7 @@
-// Records of verified nodes, found by the similarity of the model's state (neighbours.py).
+// What the candidate pool shares with Python, which owns the arrays; and its sources beside rows and text: records of
+// verified nodes, and a guide.
 //
-// Shapes: N nodes, k tokens in a row, S logit samples, E records of nodes.
+// Shapes: N nodes, M nodes of a guide's tree, k tokens in a row, S logit samples, E records of nodes, V vocabulary.
 
 #pragma once
 
@@ -10,7 +11,35 @@
 #include <vector>
 
 #include "../../budget/best_first.h"
-#include "shared.h"
+
+// Settings and arrays.
+struct Shared {
+  int64_t num_slots, k, vocab_size;
+  int64_t num_buckets, num_codes, first_of_row;  // of probabilities; of codes; added to a first token's code
+  int64_t num_match_weights, num_frequent, first_frequent, first_guided, num_kinds;
+  int64_t num_records, num_probes, num_compared, num_steps;  // of similarity
+  int64_t state_length;
+  double in_text_weight, most_observations, largest_logit, logit_steps;
+  double guide_offset, guide_slope;  // of a guided token's weight, by the logarithm of its probability
+  const double* minus_edges;     // [num_buckets - 1], rising
+  const double* row_weights;     // [2 * num_buckets + 2]
+  const double* match_weights;   // [num_match_weights]
+  const double* kind_centres;    // [num_kinds]; those of frequent tokens are not read
+  const double* neighbour_weights;  // [num_steps]
+  int64_t* keys;                 // [num_slots]
+  int32_t* rows;                 // [num_slots, k]
+  double* rates;                 // [2, num_kinds]: rates and numbers of observations
+  int32_t* counts;               // [V], of emitted tokens
+  int32_t* frequent;             // [num_frequent], the most frequent first, -1 after them
+  // Records of verified nodes, each at its number modulo E: states before and after the token.
+  int8_t* before;                // [E, S]
+  int8_t* after;                 // [E, S]
+  int32_t* record_tokens;        // [E]
+  int32_t* record_rows;          // [E, k]
+  int64_t* previous;             // [E], numbers
+  int64_t* latest;               // [V]
+  int64_t* num_recorded;         // [1]
+};
 
 namespace candidates {
 
@@ -29,7 +58,7 @@ struct LogitSamples {
   int64_t row_step, step;
 };
 
-// Records of verified nodes: see neighbours.py.
+// Records of verified nodes, found by the similarity of the model's state: see tables.py.
 class Neighbours {
  public:
   explicit Neighbours(const Shared& shared) : shared_(shared) {}
@@ -103,6 +132,58 @@ class Neighbours {
   const Shared& shared_;
   State states_;                // [N, S]
   std::vector<int64_t> whole_;  // [S]
+};
+
+constexpr int32_t ANY_TOKEN = -1;
+
+struct Guided {
+  int32_t token;
+  double log_probability;
+};
+
+// What a guide, such as trained heads, says after the nodes of a tree of its own.
+class Guide {
+ public:
+  void clear() { nodes_.clear(); }
+
+  // Take a tree of M nodes, the root first: tokens and parents [M], rows [M, k].
+  void take(
+      int64_t M, int64_t k, const int32_t* tokens, const int32_t* parents, const int32_t* rows,
+      const double* log_probabilities) {
+    nodes_.assign(M, {});
+    for (int64_t node = 0; node < M; ++node) {
+      nodes_[node].token = tokens[node];
+      for (int64_t i = node * k; i < (node + 1) * k; ++i) nodes_[node].row.push_back({rows[i], log_probabilities[i]});
+      if (node > 0) nodes_[parents[node]].children.push_back(node);
+    }
+  }
+
+  int64_t root() const { return nodes_.empty() ? NOWHERE : 0; }
+
+  int64_t child(int64_t node, int32_t token) const {
+    if (node == NOWHERE) return NOWHERE;
+    for (const int64_t child : nodes_[node].children) {
+      if (nodes_[child].token == token || nodes_[child].token == ANY_TOKEN) return child;
+    }
+    return NOWHERE;
+  }
+
+  const std::vector<Guided>& row(int64_t node) const { return nodes_[node].row; }
+
+  bool names(int64_t node, int32_t token) const {
+    if (node == NOWHERE) return false;
+    const auto& row = nodes_[node].row;
+    return std::any_of(row.begin(), row.end(), [token](const Guided& guided) { return guided.token == token; });
+  }
+
+ private:
+  struct Node {
+    int32_t token;
+    std::vector<Guided> row;
+    std::vector<int64_t> children;
+  };
+
+  std::vector<Node> nodes_;
 };
 
 }  // namespace candidates
