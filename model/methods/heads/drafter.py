@@ -65,9 +65,9 @@ Text = TypeVar("Text", bound=Any)
 
 
 class StateReader(Guesser, Generic[Text]):
-    """A guesser that reads every accepted token from the hidden state before it.
+    """A guesser that reads every accepted token from the hidden state before it, when it next guesses.
 
-    Tokens are read when it next guesses: while drafting rests, a step costs no pass of the heads.
+    So while drafting rests, a step costs no pass of the heads.
     """
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
@@ -86,16 +86,11 @@ class StateReader(Guesser, Generic[Text]):
         return sibling
 
     def check_target(self, target: TargetModel) -> None:
-        """Check the model, and make the text for it."""
         super().check_target(target)
         self.for_target(target)
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Make the text for the model, once; return this drafter.
-
-        Raises:
-            ValueError: if the weights do not fit the model, or cannot be loaded.
-        """
+        """Make the text for the model, once; raises ValueError if weights do not fit it, or cannot be loaded."""
         if target is not self._target:
             self.check_config(target.config)
             self._text, self._target = self._text_of(target), target
@@ -177,7 +172,6 @@ class StaticHeadDrafter(HeadDrafter):
     def _take(
         self, files: HeadFiles, num_heads: int, vocab_size: int | None, hidden_size: int
     ) -> None:
-        """Take a checkpoint, and the part of the tree that its heads reach."""
         files.check_vocabulary(vocab_size, self.vocab_size)
         self._files, self._num_heads = files, num_heads
         self._loaded: Kept[nn.Module] = Kept()  # by dtype
@@ -189,7 +183,6 @@ class StaticHeadDrafter(HeadDrafter):
         raise NotImplementedError
 
     def check_target(self, target: TargetModel) -> None:
-        """Check the model, and load the heads in its dtype, once."""
         super().check_target(target)
         self._bind(target)
 

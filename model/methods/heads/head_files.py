@@ -75,11 +75,7 @@ class HeadFiles(NamedTuple):
             )
 
     def load_into(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """Give a module of the `meta` device the tensors; return it ready to run.
-
-        Raises:
-            ValueError: if a weight is not finite in this dtype.
-        """
+        """Give a `meta` module the tensors, and return it to run; raises ValueError if a weight is not finite."""
         module.load_state_dict(self.tensors, assign=True)
         # A copy even where dtype and device are the same: mapped tensors change with their file.
         for name, parameter in module.named_parameters():
@@ -113,7 +109,6 @@ def write_heads(
 
 
 def heads_option(name: str) -> Any:
-    """Return the field of the folder that holds a checkpoint."""
     return option(
         None, f"folder of the trained heads: {CONFIG} and {name}.safetensors or .pt (required)"
     )
@@ -129,11 +124,7 @@ def required(heads: str | None) -> str:
 
 
 def read_heads(folder: Path, name: str, method: str) -> HeadFiles:
-    """Read a checkpoint from `config.json` and NAME.safetensors or NAME.pt.
-
-    Raises:
-        ValueError: if a file is missing or cannot be read.
-    """
+    """Read a checkpoint from `config.json` and NAME.safetensors or NAME.pt; raises ValueError if it cannot."""
     if not folder.is_dir():
         raise ValueError(f"heads: got {str(folder)!r}; allowed: a folder with {method} heads")
     found = [

@@ -8,6 +8,7 @@ dimensions (a batch) are allowed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,6 +80,10 @@ class Projected(NamedTuple):
     values: torch.Tensor
 
 
+# What is attended to, by the caller: [..., H, n, d] of n projected rows.
+Attend = Callable[[Projected], torch.Tensor]
+
+
 class Attention(nn.Module):
     """The projections of an attention layer; what they attend to is the caller's choice."""
 
@@ -109,8 +114,6 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Llama's gated feed-forward layer."""
-
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         size, wide = shape.hidden_size, shape.intermediate_size
@@ -127,10 +130,7 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and feed-forward of trained heads, without the norms before the attention.
 
-    Args:
-        shape: of the layer.
-        width: of the rows that the attention reads; None: D.
-        has_bias: whether queries, keys and values have one.
+    The attention reads rows of `width`, None: D. `has_bias`: whether queries, keys and values have one.
     """
 
     def __init__(self, shape: LayerShape, width: int | None = None, has_bias: bool = False) -> None:
@@ -139,8 +139,11 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output [..., n, D], given its attention's [..., H, n, d]."""
+    def run(
+        self, residual: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Return the output [..., n, D] of a residual, and of the rows [..., n, width] that the attention reads."""
+        attended = attend(self.self_attn.project(rows, positions))
         states = residual + self.self_attn.o_proj(attended.transpose(-3, -2).flatten(-2))
         output: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output
@@ -157,9 +160,7 @@ def attend(
 
 
 def causal_mask(begin: int, count: int, device: torch.device) -> torch.Tensor | None:
-    """Return the mask [n, T] of `count` rows after `begin` others, each seeing those before it; None for one
-    row, which sees all.
-    """
+    """Return the mask [n, T] of `count` rows after `begin` others; None for one row, which sees all."""
     if count == 1:
         return None
     return torch.ones(count, begin + count, dtype=torch.bool, device=device).tril(begin)
@@ -193,16 +194,12 @@ class Rows:
 
 
 def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return rows [..., n, d] turned by their positions' angles."""
     first, second = rows.chunk(2, dim=-1)
     return rows * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class ResidualBlock(nn.Module):
-    """x + silu(W x + b); with several inputs side by side, R x takes the place of x.
-
-    Names of the weights are those of the published checkpoints.
-    """
+    """x + silu(W x + b); with several inputs side by side, R x takes the place of x."""
 
     def __init__(self, size: int, num_inputs: int = 1) -> None:
         super().__init__()

@@ -71,8 +71,6 @@ GUIDE_DEPTH, GUIDE_WIDTH = 6, 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checked checkpoint."""
-
     kind: type[DraftNetwork]
     shape: NetworkShape
     files: HeadFiles  # its folder, config and tensors, those of the network alone
@@ -93,10 +91,9 @@ class Checkpoint:
 
 
 def open_checkpoint(name: str, kind: type[DraftNetwork]) -> Checkpoint:
-    """Open and check a checkpoint; the last ones stay open while the files in their folders are unchanged.
+    """Open a checkpoint, or raise ValueError if it cannot be read, or holds another kind of network.
 
-    Raises:
-        ValueError: if it does not exist, cannot be read, or holds another kind of network.
+    The last ones stay open while the files in their folders are unchanged.
     """
     key: Any = kind  # mypy takes a module's __hash__ for its class's
     opened: Checkpoint = _opened(name, key, written_state(name))
@@ -215,7 +212,6 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the tree that the draft network guesses."""
         draft = self._begun(budget)
         if draft is None:  # such as after a prompt of one token: no hidden states come before it
             return DraftTree.chain(context[-1:])
@@ -231,7 +227,6 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         return likely_rows(draft, context[-1], depth, 1 if budget.chain_only else GUIDE_WIDTH)
 
     def _begun(self, budget: DraftBudget) -> Draft | None:
-        """Begin a draft after the text; None if nothing was read, or nothing can be drafted."""
         text = self.read_text()
         return text.draft() if text and budget.max_depth else None
 
@@ -244,7 +239,6 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         return f"draft network of {parameters / 1e6:.1f}M parameters"
 
     def _text_of(self, target: TargetModel) -> DraftText:
-        """Return a text for the draft network with the model's embedding and output head."""
         embedding = target.model.get_input_embeddings()
         head = target.model.get_output_embeddings()
         if head is None:
@@ -258,8 +252,6 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
 
 
 class EagleDrafter(NetworkDrafter):
-    """Drafts EAGLE's fixed tree."""
-
     config_class = EagleConfig
 
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:

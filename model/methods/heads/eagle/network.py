@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..head_files import called
-from ..layers import DecoderLayer, LayerShape, Projected, RMSNorm
+from ..layers import Attend, DecoderLayer, LayerShape, RMSNorm
 
 # Options of a Llama config that must have one value here, with the value of a config without them.
 FIXED: Mapping[str, tuple[Any, Any]] = {
@@ -29,8 +30,6 @@ FIXED: Mapping[str, tuple[Any, Any]] = {
     "hidden_act": ("silu", "silu"),
     "rope_scaling": (None, None),
 }
-# What is attended to, by the caller: [..., H, n, d] of n projected rows.
-Attend = Callable[[Projected], torch.Tensor]
 # Hidden states that EAGLE-3 fuses: inputs of a low, a middle and a high layer.
 NUM_FUSED = 3
 
@@ -50,15 +49,11 @@ class NetworkShape(LayerShape):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> NetworkShape:
-        """Read the shape from the `config.json` of the checkpoint `name`.
-
-        Raises:
-            ValueError: if an entry is missing, of another kind, or not supported.
-        """
+        """Read the shape from the `config.json` of the checkpoint `name`, or raise ValueError for an entry."""
         for key, (allowed, default) in FIXED.items():
             if config.get(key, default) != allowed:
                 raise ValueError(f"heads {name}: {key} is {config[key]!r}; allowed: {allowed!r}")
-        take = _Taker(config, name)
+        take = partial(_number, config, name)
         hidden_size, num_heads = take("hidden_size"), take("num_attention_heads")
         if config.get("target_hidden_size", hidden_size) != hidden_size:
             raise ValueError(
@@ -66,6 +61,11 @@ class NetworkShape(LayerShape):
                 "the target model; allowed: the same"
             )
         vocab_size = take("vocab_size")
+        layers = config.get("hidden_layers") or []
+        if not isinstance(layers, list) or not all(type(one) is int and one >= 0 for one in layers):
+            raise ValueError(
+                f"heads {name}: config.json has hidden_layers {layers!r}; allowed: a list of layer numbers"
+            )
         return cls(
             hidden_size=hidden_size,
             intermediate_size=take("intermediate_size"),
@@ -78,11 +78,10 @@ class NetworkShape(LayerShape):
             rope_theta=take("rope_theta", 10000.0, float),
             has_fc_bias=bool(config.get("bias", True)),
             has_qkv_bias=bool(config.get("qkv_bias", False)),
-            hidden_layers=take.layers("hidden_layers"),
+            hidden_layers=tuple(layers),
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Return the config of a checkpoint of this shape."""
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
             "hidden_act": "silu",
@@ -102,40 +101,26 @@ class NetworkShape(LayerShape):
         return config | ({"hidden_layers": list(self.hidden_layers)} if self.hidden_layers else {})
 
 
-class _Taker:
-    """Takes entries of a config; raises ValueError for those that are missing or no positive numbers."""
-
-    def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self._config, self._name = config, name
-
-    def __call__(self, key: str, default: Any = None, kind: Callable[[Any], Any] = int) -> Any:
-        value = self._config.get(key)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ValueError(
-                f"heads {self._name}: config.json has {key} {value!r}; allowed: a positive number"
-            )
-        return kind(value)
-
-    def layers(self, key: str) -> tuple[int, ...]:
-        value = self._config.get(key) or []
-        if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
-            raise ValueError(
-                f"heads {self._name}: config.json has {key} {value!r}; allowed: a list of layer numbers"
-            )
-        return tuple(value)
-
-
-class LayerInput(NamedTuple):
-    """The input of a draft network's layer: residual [..., n, D], and rows for its attention."""
-
-    residual: torch.Tensor
-    rows: torch.Tensor
+def _number(
+    config: Mapping[str, Any],
+    name: str,
+    key: str,
+    default: Any = None,
+    kind: Callable[[Any], Any] = int,
+) -> Any:
+    """Return an entry of a config; raises ValueError if it is missing or no positive number."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ValueError(
+            f"heads {name}: config.json has {key} {value!r}; allowed: a positive number"
+        )
+    return kind(value)
 
 
 class DraftNetwork(nn.Module):
-    """Base of the draft networks."""
+    """Base of the draft networks; what a subclass does not say is EAGLE's."""
 
     # Beginning of the names that only a checkpoint of this kind has.
     marker = ""
@@ -144,26 +129,15 @@ class DraftNetwork(nn.Module):
         super().__init__()
         self.shape = shape
 
-    @property
-    def layer(self) -> DecoderLayer:
-        """The decoder layer."""
-        raise NotImplementedError
-
     def fused(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the features [..., n, D] of the target's hidden states [..., n, W * D]."""
-        raise NotImplementedError
+        return hidden
 
-    def layer_input(self, embeddings: torch.Tensor, features: torch.Tensor) -> LayerInput:
-        """Join embeddings and features, both [..., n, D]."""
+    def joined(
+        self, embeddings: torch.Tensor, features: torch.Tensor
+    ) -> tuple[DecoderLayer, torch.Tensor, torch.Tensor]:
+        """Return the layer, its residual [..., n, D], and the rows for its attention."""
         raise NotImplementedError
-
-    def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
-        """Return the logits [..., n, Q] of states [..., n, D]; `head` is the target's output head."""
-        raise NotImplementedError
-
-    def token_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Return the token ids of places among the logits."""
-        return draft_ids
 
     def forward(
         self,
@@ -173,9 +147,16 @@ class DraftNetwork(nn.Module):
         attend: Attend,
     ) -> torch.Tensor:
         """Return the states [..., n, D] of embeddings and features [..., n, D] at positions [n]."""
-        given = self.layer_input(embeddings, features)
-        attended = attend(self.layer.self_attn.project(given.rows, positions))
-        return self.layer.finish(given.residual, attended)
+        layer, residual, rows = self.joined(embeddings, features)
+        return layer.run(residual, rows, positions, attend)
+
+    def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
+        """Return the logits [..., n, Q] of states [..., n, D]; `head` is the target's output head."""
+        return called(head, states)
+
+    def token_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Return the token ids of places among the logits."""
+        return draft_ids
 
 
 class EagleNetwork(DraftNetwork):
@@ -188,24 +169,13 @@ class EagleNetwork(DraftNetwork):
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=shape.has_fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(shape, has_bias=shape.has_qkv_bias)])
 
-    @property
-    def layer(self) -> DecoderLayer:
+    def joined(
+        self, embeddings: torch.Tensor, features: torch.Tensor
+    ) -> tuple[DecoderLayer, torch.Tensor, torch.Tensor]:
         layer = self.layers[0]
         assert isinstance(layer, DecoderLayer)
-        return layer
-
-    def fused(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states as they are."""
-        return hidden
-
-    def layer_input(self, embeddings: torch.Tensor, features: torch.Tensor) -> LayerInput:
-        """Join embeddings and features by a linear layer."""
         joined = self.fc(torch.cat((embeddings, features), dim=-1))
-        return LayerInput(joined, joined)
-
-    def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
-        """Return the target's own head's logits: a state guesses a final hidden state."""
-        return called(head, states)
+        return layer, joined, joined
 
 
 class FusingLayer(DecoderLayer):
@@ -235,28 +205,22 @@ class Eagle3Network(DraftNetwork):
             can_draft = torch.zeros(shape.vocab_size, dtype=torch.bool)
             self.register_buffer("t2d", can_draft)  # whether a token can be drafted
 
-    @property
-    def layer(self) -> DecoderLayer:
-        return self.midlayer
-
     def fused(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return three hidden states, fused by a linear layer."""
         fused: torch.Tensor = self.fc(hidden)
         return fused
 
-    def layer_input(self, embeddings: torch.Tensor, features: torch.Tensor) -> LayerInput:
-        """Put normed embeddings and features side by side; features go on past the attention."""
+    def joined(
+        self, embeddings: torch.Tensor, features: torch.Tensor
+    ) -> tuple[DecoderLayer, torch.Tensor, torch.Tensor]:
         layer = self.midlayer
         normed = (layer.input_layernorm(embeddings), layer.hidden_norm(features))
-        return LayerInput(features, torch.cat(normed, dim=-1))
+        return layer, features, torch.cat(normed, dim=-1)
 
     def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
-        """Return the own head's logits of the normed states."""
         logits: torch.Tensor = self.lm_head(self.norm(states))
         return logits
 
     def token_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Return the token ids of places in the own vocabulary."""
         if not self.has_own_vocabulary:
             return draft_ids
         assert isinstance(self.d2t, torch.Tensor)

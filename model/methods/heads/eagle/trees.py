@@ -81,13 +81,10 @@ class DraftText:
     def deepen(
         self, token_ids: torch.Tensor, features: torch.Tensor, is_ancestor: torch.Tensor, depth: int
     ) -> torch.Tensor:
-        """Append drafted rows and return their states [n, D].
+        """Append drafted rows of tokens [n] at a depth from 1; return their states [n, D].
 
-        Args:
-            token_ids: [n].
-            features: states of their parents [n, D].
-            is_ancestor: which of the draft's rows, these included, each sees: [n, rows of the draft].
-            depth: of the tokens in the draft, from 1.
+        `features` [n, D] are their parents' states; `is_ancestor` [n, rows of the draft]: which rows, these
+        included, each sees.
         """
         of_text = is_ancestor.new_ones(len(token_ids), self._num_read)
         position = self._num_read + depth - 1
@@ -110,8 +107,6 @@ class DraftText:
 
 
 class Draft:
-    """A draft that grows level by level."""
-
     def __init__(self, text: DraftText, last: torch.Tensor) -> None:
         self._text = text
         self._states = last
@@ -144,7 +139,7 @@ class Grown(NamedTuple):
 
 @lru_cache(maxsize=64)
 def fixed_shape(num_nodes: int, max_depth: int, chain_only: bool) -> TreeTemplate:
-    """Return EAGLE's tree, cut to a number of nodes and a depth; or the chain of its likeliest tokens.
+    """Return EAGLE's tree, or the chain of its likeliest tokens, cut to a number of nodes and a depth.
 
     The paths with the smallest sum of ranks and steps stay, the shorter ones first.
     """
@@ -175,9 +170,8 @@ class Level(NamedTuple):
     tokens: torch.Tensor  # their token ids
     values: torch.Tensor  # logarithms of their probabilities
     scores: torch.Tensor  # logarithms of the probabilities of their paths
-    read: (
-        torch.Tensor
-    )  # of each node its place among the tokens of the level before [n]; empty for the root
+    # Of each node its place among the tokens of the level before [n]; empty for the root.
+    read: torch.Tensor
 
 
 def _levels(draft: Draft, depth: int, width: int) -> list[Level]:
@@ -230,17 +224,15 @@ def likely_rows(draft: Draft, root: int, depth: int, width: int) -> Guesses:
         tokens.append(above.tokens.flatten()[level.read])
         parents.append(first + level.read // k)
         first += len(above.tokens)
-    rows = [level.tokens.flatten() for level in levels]
-    values = torch.cat([level.values.flatten() for level in levels])
+    nodes = torch.stack((torch.cat(tokens), torch.cat(parents)), dim=1)  # [nodes, 2]
+    rows = torch.cat([level.tokens for level in levels])  # [nodes, k]
+    values = torch.cat([level.values for level in levels])
+    values = values.nan_to_num(nan=torch.finfo(values.dtype).min)
     # One copy to the host.
-    numbers = torch.cat((*tokens, *parents, *rows)).double()
-    found = torch.cat((numbers, values.nan_to_num(nan=torch.finfo(values.dtype).min).double()))
-    count = first + len(levels[-1].tokens)
-    packed = found.tolist()
-    at, table, split = packed[: 2 * count], packed[2 * count :], count * k
+    found = torch.cat((nodes.double(), rows.double(), values.double()), dim=1).tolist()
     return Guesses(
-        [int(token) for token in at[:count]],
-        [int(parent) for parent in at[count:]],
-        [[int(token) for token in table[begin : begin + k]] for begin in range(0, split, k)],
-        [table[split + begin : split + begin + k] for begin in range(0, split, k)],
+        [int(row[0]) for row in found],
+        [int(row[1]) for row in found],
+        [[int(token) for token in row[2 : 2 + k]] for row in found],
+        [row[2 + k :] for row in found],
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,8 +50,6 @@ NOT_READ = (
 
 
 class HydraShape(NamedTuple):
-    """The shape of a checkpoint."""
-
     num_heads: int  # K
     num_layers: int  # residual blocks of a head; the first reads all guesses so far
     vocab_size: int | None  # V; None if the heads use the target model's output head
@@ -64,18 +63,14 @@ class TextLayer(DecoderLayer):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, states: torch.Tensor, rows: Rows | None) -> torch.Tensor:
-        """Return the layer's output for states [..., n, D].
-
-        Args:
-            states: after all rows, or whole texts.
-            rows: the text's rows so far; they grow. None: the states are whole texts.
-        """
+        """Return the layer's output for states [..., n, D]: after a text's rows, which grow, or of whole texts."""
         begin, count = rows.length if rows else 0, states.shape[-2]
         positions = torch.arange(begin, begin + count, device=states.device)
-        projected = self.self_attn.project(self.input_layernorm(states), positions)
+        normed = self.input_layernorm(states)
         if rows is None:
-            return self.finish(states, attend(projected, None, is_causal=True))
-        return self.finish(states, rows.attend(projected, causal_mask(begin, count, states.device)))
+            return self.run(states, normed, positions, partial(attend, mask=None, is_causal=True))
+        mask = causal_mask(begin, count, states.device)
+        return self.run(states, normed, positions, partial(rows.attend, mask=mask))
 
 
 class PrefixLayer(nn.Module):
@@ -93,10 +88,7 @@ class PrefixLayer(nn.Module):
 
 
 class HydraHeads(nn.Module):
-    """The prefix layer and K heads.
-
-    Dropout keeps the published numbers of the layers; it does nothing.
-    """
+    """The prefix layer and K heads; dropout keeps the published numbers of the layers, and does nothing."""
 
     def __init__(self, shape: HydraShape, layer: LayerShape) -> None:
         super().__init__()
@@ -126,11 +118,7 @@ class HydraHeads(nn.Module):
 
 
 def read_hydra(folder: str) -> tuple[HeadFiles, HydraShape]:
-    """Read a checkpoint's config and names.
-
-    Raises:
-        ValueError: if a file is missing or unreadable, or the heads are of another architecture.
-    """
+    """Read a checkpoint's config and names, or raise ValueError, as for heads of another architecture."""
     files = read_heads(Path(folder), FILE, "hydra")
     kind, is_grounded = files.config.get("hydra_head_arch"), files.config.get("grounded_heads")
     if kind != ARCHITECTURE or is_grounded is not True or files.config.get("hidden_state_offset"):
@@ -170,8 +158,6 @@ class HydraConfig(Options):
 
 
 class HydraDrafter(StaticHeadDrafter):
-    """Drafts a static tree, each level from the one before it."""
-
     config_class = HydraConfig
     _heads: HydraHeads | None
 

@@ -42,8 +42,6 @@ FILE = "medusa_lm_head"
 
 
 class MedusaShape(NamedTuple):
-    """The shape of a checkpoint."""
-
     num_heads: int  # K
     num_layers: int  # residual blocks of a head, J
     hidden_size: int  # D
@@ -77,11 +75,7 @@ def write_medusa(folder: Path, heads: MedusaHeads, model_name: str) -> None:
 
 
 def read_medusa(folder: str) -> tuple[HeadFiles, MedusaShape]:
-    """Read a checkpoint's config and names, and check every tensor.
-
-    Raises:
-        ValueError: if a file is missing or unreadable, or a tensor is missing, extra or wrongly shaped.
-    """
+    """Read a checkpoint and check every tensor; raises ValueError if one is missing, extra or wrongly shaped."""
     files = read_heads(Path(folder), FILE, "medusa")
     num_layers = files.number("medusa_num_layers")
     size = files.size_of("0.0.linear.weight", 1)
@@ -102,8 +96,6 @@ class MedusaConfig(Options):
 
 
 class MedusaDrafter(StaticHeadDrafter, Guesser):
-    """Drafts a static tree of the heads' best guesses."""
-
     config_class = MedusaConfig
     _heads: MedusaHeads | None
 

@@ -48,21 +48,14 @@ def check_mtp(config: Any) -> None:
 
 
 class MtpText:
-    """The rows of one text in all layers, and guesses after it.
-
-    Raises:
-        ValueError: if the checkpoint's layers cannot be loaded.
-    """
+    """The rows of one text in all layers, and guesses after it; raises ValueError if layers cannot be loaded."""
 
     def __init__(self, target: TargetModel) -> None:
         self._model = _load(target)
         self.num_layers: int = self._model.num_mtp_layers
+        self.num_parameters = sum(each.numel() for each in self._model.layers.parameters())
         self._device, self._dtype = target.device, target.dtype
         self.clear()
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self._model.layers.parameters())
 
     def clear(self) -> None:
         _, cache_class = _mtp_classes()
@@ -151,11 +144,7 @@ class MtpText:
 
 
 def _mtp_classes() -> tuple[Any, Any]:
-    """Return transformers' classes of MTP layers and of their cache.
-
-    Raises:
-        ValueError: if it has none, or runs them as a whole only.
-    """
+    """Return transformers' classes of MTP layers and of their cache, or raise ValueError if it cannot run them."""
     try:
         from transformers.cache_utils import MtpCache
         from transformers.modeling_layers import MtpModel
@@ -185,8 +174,6 @@ def _load(target: TargetModel) -> Any:
 
 
 class MtpGuesser(StateReader[MtpText]):
-    """Guesses a chain of likeliest tokens, and the likely tokens after each."""
-
     needs = Needs(hidden_layers=(FINAL,))
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
