@@ -94,7 +94,6 @@ class Method:
 
     @property
     def config_class(self) -> type[Any]:
-        """The dataclass of its options."""
         return self.drafter_class.config_class
 
     @property

@@ -30,24 +30,15 @@ NGRAMS = "ngrams"
 
 
 class LruTable:
-    """Followers by leader, both the oldest first.
+    """Followers by leader, both the oldest first; leader and follower have n tokens together."""
 
-    Args:
-        leader_length, follower_length: their tokens; n together.
-        most_leaders: leaders kept.
-        most_followers: followers kept of each.
-    """
-
-    def __init__(
-        self, leader_length: int, follower_length: int, most_leaders: int, most_followers: int
-    ) -> None:
-        self._leader_length = leader_length
-        self._size = leader_length + follower_length
-        self._most_leaders, self._most_followers = most_leaders, most_followers
+    def __init__(self, config: CachebackConfig) -> None:
+        self._leader_length = config.leader_length
+        self._size = config.leader_length + config.follower_length
+        self._most_leaders, self._most_followers = config.leaders, config.followers
         self._rows: dict[Tokens, dict[Tokens, None]] = {}
 
     def __len__(self) -> int:
-        """Return the number of leaders."""
         return len(self._rows)
 
     def write(self, ngram: Tokens) -> None:
@@ -75,11 +66,7 @@ class LruTable:
         return torch.tensor(entries, dtype=torch.int32).reshape(-1, self._size)
 
     def load_state(self, state: torch.Tensor, vocab_size: int) -> None:
-        """Load a `state`, of which the newest that fit stay.
-
-        Raises:
-            ValueError: if shape, type or a token does not fit.
-        """
+        """Load a `state`, of which the newest that fit stay, or raise ValueError."""
         shape, hint = (len(state), self._size), " (leader_length, follower_length)"
         check_tensor("matrix: got", state, torch.int32, shape, hint)
         check_ids(state, vocab_size)
@@ -107,15 +94,13 @@ class CachebackConfig(Options):
 
 
 class CachebackDrafter(Drafter):
-    """Drafts the tree of followers."""
-
     config_class = CachebackConfig
 
     def __init__(self, config: CachebackConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_nodes
         self.needs = Needs(reads_rejected=False, cold_start=config.start == "cold")
-        self._table = self._new_table()
+        self._table = LruTable(config)
         self._frozen = self._frozen_table(config.frozen) if config.frozen else None
         self._end: Tokens = ()  # the text's last tokens, one less than an n-gram has
 
@@ -169,23 +154,13 @@ class CachebackDrafter(Drafter):
         frozen = "" if self._frozen is None else f", {len(self._frozen)} frozen"
         return f"table of {len(self._table)} of {self.config.leaders} leaders{frozen}"
 
-    def _new_table(self) -> LruTable:
-        config = self.config
-        return LruTable(
-            config.leader_length, config.follower_length, config.leaders, config.followers
-        )
-
     def _frozen_table(self, file: str) -> LruTable:
-        """Return the table of a file.
-
-        Raises:
-            ValueError: if it is not a saved table that fits this drafter.
-        """
+        """Return the table of a file, or raise ValueError if it is not a saved table that fits this drafter."""
         try:
             tensors = load_file(file)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"frozen {file}: cannot be read: {error}") from error
-        table = self._new_table()
+        table = LruTable(self.config)
         try:
             self._load(table, tensors)
         except ValueError as error:

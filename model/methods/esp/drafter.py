@@ -59,8 +59,6 @@ class EspConfig(Options):
 
 
 class EspDrafter(Drafter):
-    """Drafts the tree of the masks' guesses."""
-
     config_class = EspConfig
 
     def __init__(self, config: EspConfig, vocab_size: int, device: torch.device) -> None:
@@ -74,7 +72,6 @@ class EspDrafter(Drafter):
         self._masks_of: dict[int, range] = {}  # by node of the draft
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Take the model's embedding; return this drafter."""
         self._embedding = target.model.get_input_embeddings()
         return self
 
@@ -116,7 +113,6 @@ class EspDrafter(Drafter):
         self._follow(tokens)
 
     def _likeliest_paths(self, root: int, budget: DraftBudget) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of the likeliest nodes under the root."""
         tokens, parents, depths = [root], [-1], [0]
         levels = self._levels[: budget.max_depth]
         # Of each parent its likeliest child that is not a node yet: minus log probability, rank, parent, above it.

@@ -22,7 +22,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -33,9 +33,6 @@ from ...engine.tree import DraftTree
 from ...kernels.short_pass import top_k
 from ...options import STARTS, Options, option
 from .sources import NONE, EarlierText, SuccessorTable
-
-if TYPE_CHECKING:  # Python 3.10 has none
-    from typing import Self
 
 # Successors with a smaller share are not drafted.
 LEAST_SHARE = 0.01
@@ -49,8 +46,6 @@ SMOOTHING = 0.3
 
 
 class Limits(NamedTuple):
-    """Limits of a tree."""
-
     num_nodes: int  # nodes, root included (B)
     num_spine: int  # nodes of the spine, at most
     branch_depth: int  # depth from which on no branch grows; one may begin deeper
@@ -77,7 +72,6 @@ class SpineTree:
         return ("text",) * (1 + self.num_spine) + ("rows",) * num_others
 
     def grow(self, chain: Sequence[int]) -> None:
-        """Build the tree around a chain from the text."""
         limits = self._limits
         for token in chain[: min(limits.num_spine, limits.depth)]:
             self._add(token, self.num_spine)
@@ -153,8 +147,6 @@ class GooseConfig(Options):
 
 
 class GooseDrafter(Drafter):
-    """Drafts a spine from the text with branches from the table."""
-
     config_class = GooseConfig
 
     def __init__(self, config: GooseConfig, vocab_size: int, device: torch.device) -> None:
@@ -174,7 +166,7 @@ class GooseDrafter(Drafter):
         self._num_spine = 0
         self._is_tree = False
 
-    def sibling(self) -> Self:
+    def sibling(self) -> GooseDrafter:
         """Return a drafter that copies from a text of its own; the rows of all texts are shared."""
         sibling = super().sibling()
         sibling._text = self._new_text()

@@ -30,8 +30,6 @@ Successors = list[tuple[int, float]]
 
 @dataclass(slots=True)
 class _Occurrences:
-    """The earlier occurrences of an n-gram."""
-
     start: int  # where the first one's continuation begins
     is_single: bool = True  # whether there is one only
     agree: bool = True  # whether the same token followed all of them
@@ -40,9 +38,7 @@ class _Occurrences:
 class EarlierText:
     """Prompt and answer so far, with an index of its n-grams.
 
-    Args:
-        max_chain: longest continuation of one look-up.
-        max_extended_chain: longest chain of several look-ups, at full confidence.
+    `max_chain`: longest continuation of one look-up; `max_extended_chain`: of several, at full confidence.
     """
 
     def __init__(self, max_chain: int, max_extended_chain: int) -> None:
@@ -68,10 +64,7 @@ class EarlierText:
         return self._look_up(self.tokens[-NGRAM_SIZES[0] :])
 
     def extended(self, chain: list[int], confidence: float) -> list[int]:
-        """Return a trusted chain with what look-ups from its own end add to it.
-
-        At full confidence a look-up that has less is the last one.
-        """
+        """Return a trusted chain and what look-ups from its end add, at full confidence up to one with less."""
         if confidence <= EXTENDING:
             return chain
         longest = int(self._max_extended_chain * confidence)
@@ -86,7 +79,6 @@ class EarlierText:
         return chain
 
     def _index(self, ngram: tuple[int, ...], token: int) -> None:
-        """Add the occurrence that ends the text, which goes on with `token`."""
         known = self._occurrences.get(ngram)
         if known is None:
             self._occurrences[ngram] = _Occurrences(len(self.tokens))
@@ -126,7 +118,6 @@ class SuccessorTable:
 
     @property
     def num_rows(self) -> int:
-        """Rows R in use."""
         return len(self._places)
 
     def write(
@@ -153,7 +144,6 @@ class SuccessorTable:
         self._shares[places] = softmax(np.array([row[: self._k] for row in logits]))[rows]
 
     def knows(self, before: int, token: int) -> bool:
-        """Whether `after` finds a row."""
         return (before, token) in self._places or (NONE, token) in self._places
 
     def after(self, before: int, token: int) -> Successors:

@@ -79,8 +79,6 @@ class LogitSpecConfig(Options):
 
 
 class LogitSpecDrafter(Drafter):
-    """Drafts the continuation of the next token, and of each likely token after it."""
-
     config_class = LogitSpecConfig
 
     def __init__(self, config: LogitSpecConfig, vocab_size: int, device: torch.device) -> None:

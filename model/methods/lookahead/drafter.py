@@ -23,7 +23,7 @@ import torch
 
 from ...budget.acceptance import Backoff
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import Options, budget_option, option
@@ -75,8 +75,6 @@ class _Gain:
 
 
 class LookaheadDrafter(CostAwareDrafter):
-    """Drafts the Jacobi window and the n-grams of the pool in one tree."""
-
     config_class = LookaheadConfig
     auto_options = MappingProxyType({"budget": "auto"})
 
@@ -109,13 +107,15 @@ class LookaheadDrafter(CostAwareDrafter):
         """Return window and guesses; only the best guess if the model verifies chains only."""
         tokens, parents, last_nodes = self._nodes(context[-1], budget)
         cost_curve = budget.cost_curve
-        if cost_curve and not self._backoff.allow(self._pays(len(tokens), cost_curve)):
-            tokens, parents, last_nodes = tokens[:1], parents[:1], []
+        if cost_curve:
+            # Window and guesses pay as a whole, or not: they cannot be drafted in part.
+            rate = (1.0 + self._gain.mean) / cost_curve.of(len(tokens))
+            if not self._backoff.allow(rate > 1.0 / cost_curve.milliseconds[0]):
+                tokens, parents, last_nodes = tokens[:1], parents[:1], []
         self._last_nodes = last_nodes
         return DraftTree.from_lists(tokens, tuple(parents))
 
     def _nodes(self, root: int, budget: DraftBudget) -> _Nodes:
-        """Return the nodes of window and guesses, the root first."""
         guesses = [guess[: budget.max_depth] for guess in self._pool.get(root, [])]
         if budget.chain_only:
             tokens = [root, *(guesses[-1] if guesses else ())]
@@ -146,12 +146,7 @@ class LookaheadDrafter(CostAwareDrafter):
         self._rows = [*self._rows[1:], predictions]
         self._rows[0] = self._rows[0][1:]
 
-    def _pays(self, num_nodes: int, cost_curve: CostCurve) -> bool:
-        """Whether window and guesses pay as a whole; they cannot be drafted in part."""
-        return (1.0 + self._gain.mean) / cost_curve.of(num_nodes) > 1.0 / cost_curve.milliseconds[0]
-
     def _window_within(self, max_depth: int) -> _Nodes:
-        """Return the window's nodes, or none if its depth does not fit."""
         heads = self._rows[0]
         if len(heads) + len(self._rows) - 1 > max_depth:
             return _Nodes([], [], [])

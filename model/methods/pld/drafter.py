@@ -38,8 +38,6 @@ class PldConfig(Options):
 
 
 class PldDrafter(CostAwareDrafter):
-    """Proposes the continuation of the longest suffix n-gram seen before."""
-
     config_class = PldConfig
     needs = Needs(reads_rejected=False)
     auto_options = MappingProxyType({"budget": "auto"})
@@ -62,7 +60,6 @@ class PldDrafter(CostAwareDrafter):
         self._append(prompt_ids)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the chain that followed the longest known suffix."""
         self._look_up(budget.max_depth)
         drafted = len(self._guess)
         if budget.cost_curve:
@@ -79,7 +76,6 @@ class PldDrafter(CostAwareDrafter):
         return DraftTree.chain([self._text[-1], *self._guess[:count]])
 
     def _look_up(self, max_depth: int) -> None:
-        """Guess what followed the longest known suffix."""
         text = self._text
         self._guess = []
         for size in range(min(self.config.max_ngram_size, len(text) - 1), 0, -1):

@@ -38,7 +38,6 @@ class PathTree:
         self._children: list[dict[int, int]] = [{}]
 
     def find(self, node: int, token: int) -> int | None:
-        """Return the child of a node with this token, None if there is none."""
         return self._children[node].get(token)
 
     def child(self, node: int, token: int) -> int:
@@ -70,16 +69,7 @@ class _Place(NamedTuple):
     start: int  # the state whose continuation it belongs to
 
 
-class _Matches(NamedTuple):
-    """The states after a text and a token."""
-
-    state: int  # of the longest match, where the text goes on
-    starts: list[int]  # of the matches that are continued
-
-
 class Retrieved(NamedTuple):
-    """The nodes that retrieval added to a draft."""
-
     state: int  # of the text with the draft's root
     end: int  # the node of the draft that the last path ends in; the root's if there is none
     depth: int  # of that node in the draft
@@ -147,8 +137,7 @@ class Automaton:
         Args:
             state: of the text before the root.
             tree: the draft, a root alone.
-            num_nodes: most nodes that are chosen. The states themselves count, though all of them
-                become the root.
+            num_nodes: most nodes that are chosen; the states count, though all of them become the root.
             max_depth: depth of the deepest node allowed.
             is_chain: whether only the longest match is continued, by the most frequent tokens.
         """
@@ -157,18 +146,22 @@ class Automaton:
         inner = {(self.parents[place.node], place.start) for place in chosen}
         end, path = 0, list[int]()
         for place in sorted(chosen, key=lambda place: (place.node, place.start), reverse=True):
-            if (place.node, place.start) not in inner:
-                end, path = 0, self._between(place.start, place.node)
-                for token in path:
-                    end = tree.child(end, token)
+            if (place.node, place.start) in inner:
+                continue
+            end, path, node = 0, [], place.node
+            while node != place.start:
+                path.append(self.tokens[node])
+                node = self.parents[node]
+            for token in reversed(path):
+                end = tree.child(end, token)
         return Retrieved(state, end, len(path))
 
     def _known(self, state: int) -> int:
         """Return a text's state; the root if nodes were forgotten since."""
         return state if state < len(self.tokens) else ROOT
 
-    def _matches(self, state: int, token: int, is_chain: bool) -> _Matches:
-        """Return the state after the text and this token, and all states that match, the longest match first.
+    def _matches(self, state: int, token: int, is_chain: bool) -> tuple[int, list[int]]:
+        """Return the state after the text and this token, and those that are continued, the longest match first.
 
         A chain needs the longest only. Without any the state stays where it is.
         """
@@ -186,7 +179,7 @@ class Automaton:
             node = self.links[node]
         for child in found:
             self._touch_path(child)
-        return _Matches(state if after is None else after, found)
+        return state if after is None else after, found
 
     def _most_frequent(
         self, starts: Sequence[int], num_nodes: int, max_depth: int, is_chain: bool
@@ -215,14 +208,6 @@ class Automaton:
             if is_chain and layer:
                 layer = [max(layer, key=lambda entry: counts[entry[0]])]
         return chosen
-
-    def _between(self, start: int, node: int) -> list[int]:
-        """Return the tokens from below a start down to a node."""
-        path = []
-        while node != start:
-            path.append(self.tokens[node])
-            node = self.parents[node]
-        return path[::-1]
 
     def _new_node(self, parent: int, token: int) -> int:
         """Add a node, which takes the place of the one touched longest ago if there is no room."""
@@ -281,7 +266,6 @@ class Automaton:
 
 
 def _are_nodes(nodes: torch.Tensor, edges: torch.Tensor, touched: torch.Tensor) -> bool:
-    """Whether tensors have the types, shapes and ranges of an automaton."""
     count = len(touched)
     if any(tensor.dtype != torch.int32 for tensor in (nodes, edges, touched)):
         return False

@@ -58,14 +58,9 @@ class CopiedRows:
     def grow(
         self, tree: PathTree, top: int, num_nodes: int, max_depth: int, is_chain: bool
     ) -> None:
-        """Add guesses to a draft.
+        """Add guesses to a draft after its node `top`, up to `num_nodes` in all and `max_depth` below `top`.
 
-        Args:
-            tree: the draft.
-            top: the node of the draft that the guesses follow.
-            num_nodes: most nodes of the draft, its root included.
-            max_depth: depth of the deepest node allowed, counted from `top`.
-            is_chain: whether only the likeliest token follows each node.
+        In a chain only the likeliest token follows each node.
         """
         queue = [(top, 1 if is_chain else self._k, 0)]  # node, breadth, depth
         reached = {top}  # a token may be in a row more than once: its first place counts
@@ -128,8 +123,6 @@ class RacerConfig(Options):
 
 
 class RacerDrafter(Drafter):
-    """Drafts retrieved continuations and, with the nodes left, a tree from copied logits."""
-
     config_class = RacerConfig
 
     def __init__(self, config: RacerConfig, vocab_size: int, device: torch.device) -> None:

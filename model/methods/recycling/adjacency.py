@@ -34,7 +34,6 @@ class MirroredArray:
 
     @property
     def host(self) -> np.ndarray:
-        """The array, to read and write on the host."""
         if self._is_on_device and self._device is not None and not self._is_shared:
             self._host[:] = self._device.cpu().numpy()
         self._is_on_device = False
@@ -54,13 +53,10 @@ class MirroredArray:
 
 
 class AdjacencyMatrix:
-    """The successors of every token, and their shares if rows are averaged.
+    """The successors of every token, and their shares if rows are averaged: a written row is half the old one.
 
     Rows not written yet hold token id 0, as in the published code: even such nodes give useful
     rows. Their shares are 0.
-
-    Args:
-        is_average: whether a written row is half the old and half the new one; else the new one replaces it.
     """
 
     def __init__(self, vocab_size: int, k: int, device: torch.device, is_average: bool) -> None:
@@ -114,11 +110,7 @@ def averaged(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k successors with the largest sum of old and new share, and their shares, each [R, k].
 
-    Args:
-        ids: successors of R rows, [R, k].
-        shares: of these; 0 in rows that were never written.
-        new_ids: likeliest tokens now, [R, k].
-        new_shares: of these.
+    `ids` [R, k] have shares of 0 in rows that were never written; `new_ids` [R, k] are the likeliest tokens now.
     """
     is_same = new_ids[:, :, None] == ids[:, None, :]  # [R, k, k]
     again = (is_same * new_shares[:, :, None]).sum(dim=1)  # what is new of old successors, [R, k]
@@ -191,10 +183,7 @@ class DeviceTemplate:
         logits: torch.Tensor,
         is_accepted: torch.Tensor,
     ) -> None:
-        """Write the row of every node as the host does, the accepted ones last.
-
-        Device code writes in any order, so all nodes with the same token write the same row.
-        """
+        """Write rows as the host does; in any order, so that all nodes with the same token write the same row."""
         order = self._order + is_accepted * len(self._order)  # [N]
         is_same = token_ids[:, None] == token_ids[None]  # [N, N]
         if self._shares is None:

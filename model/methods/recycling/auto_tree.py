@@ -72,7 +72,6 @@ class AutoTree(Growth):
         super().start(prompt_ids)
 
     def grow(self, root: int, num_drafted: int, budget: DraftBudget) -> DraftTree:
-        """Return the tree of the most probable nodes that are worth their cost."""
         self._check(root)
         self._is_grown = True
         return super().grow(root, min(num_drafted, MAX_MEASURED_NODES - 1), budget)
@@ -80,9 +79,7 @@ class AutoTree(Growth):
     def offer(
         self, root: int, num_drafted: int, budget: DraftBudget, least: float = 0.0
     ) -> array[float]:
-        """Return the acceptance probabilities of the most probable nodes, as `Growth.offer`; none after a token
-        without a row.
-        """
+        """Return the probabilities of the most probable nodes, as `Growth.offer`; none if the root has no row."""
         num_drafted = min(num_drafted, MAX_MEASURED_NODES - 1) if root < len(self._matrix) else 0
         self._is_grown = True
         return super().offer(root, num_drafted, budget, least)

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -40,9 +40,6 @@ from ...options import Options, option, start_option, unknown_name
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
 
-if TYPE_CHECKING:  # Python 3.10 has none
-    from typing import Self
-
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"
@@ -54,15 +51,10 @@ def template_names() -> list[str]:
 
 
 def load_template(version: str, others: Sequence[str] = ()) -> TreeTemplate:
-    """Load a template by name, or from a JSON file by path.
-
-    Args:
-        version: the name or the path.
-        others: names that the caller takes beside those of templates, for the error's text.
+    """Load a template by name, or from a JSON file by path; `others` are further names for the error's text.
 
     Raises:
-        ValueError: if the name is unknown, the file cannot be read or parsed, or a path in it is
-            wrong.
+        ValueError: if the name is unknown, or the file or a path in it is wrong.
     """
     is_named = version in template_names()
     file = TEMPLATE_FOLDER / f"{version}.json" if is_named else Path(version)
@@ -74,11 +66,8 @@ def load_template(version: str, others: Sequence[str] = ()) -> TreeTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingConfig(Options):
-    """Options of Token Recycling.
-
-    `policy="original"` reproduces the published code: the prompt is not harvested, rows are written
-    in tree order after every step but the one that stops, warm-up passes count, and nothing is ever
-    reset.
+    """`policy="original"` reproduces the published code: the prompt is not harvested, rows are written in tree
+    order after every step but the one that stops, warm-up passes count, and nothing is ever reset.
     """
 
     output_id_topk: int = option(8, "successors kept for each token (k)", least=1)
@@ -127,12 +116,12 @@ class RecyclingConfig(Options):
 CHEAP_HEAD = 0.25
 
 
-class _Level(NamedTuple):
-    """The nodes of one depth, their parents and their ranks, each int64 [nodes of the level]."""
-
-    nodes: np.ndarray
-    parents: np.ndarray
-    ranks: np.ndarray
+@lru_cache(maxsize=256)
+def _levels_of(template: TreeTemplate) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return the nodes of each depth below the root, their parents and their ranks, each int64 [nodes]."""
+    parents, ranks = np.array(template.topology.parents), np.array(template.ranks)
+    levels = map(np.array, template.topology.levels[1:])
+    return [(nodes, parents[nodes], ranks[nodes]) for nodes in levels]
 
 
 class RecyclingDrafter(CostAwareDrafter):
@@ -167,7 +156,6 @@ class RecyclingDrafter(CostAwareDrafter):
         else:
             self._template = load_template(config.tree_version)
             self.max_nodes = self._template.topology.num_nodes
-        self._levels: dict[TreeTemplate, list[_Level]] = {}
         self._on_device: Kept[DeviceTemplate] = Kept()
 
     @property
@@ -176,10 +164,7 @@ class RecyclingDrafter(CostAwareDrafter):
         return self._adjacency.successors.host
 
     def on_device(self) -> DeviceTemplate | None:
-        """Return the static template's part of whole steps; None for policies that write rows differently.
-
-        The published policy, for example, depends on why a text stops.
-        """
+        """Return the static template's part of whole steps; None for policies that write rows differently."""
         if self._guesses or self._is_original or self._writes_accepted_only:
             return None
         return self._on_device.get(
@@ -188,12 +173,10 @@ class RecyclingDrafter(CostAwareDrafter):
 
     @property
     def draft_sizes(self) -> Collection[int]:
-        """The template's size, and the root alone; all sizes of the automatic tree. Other sizes come at the end of
-        the context alone.
-        """
+        """The template's size, and the root alone (others come at the context's end); all of the automatic tree."""
         return super().draft_sizes if self.wants_costs else (1, self.max_nodes)
 
-    def sibling(self) -> Self:
+    def sibling(self) -> RecyclingDrafter:
         """Return a drafter with a text of its own, which only the automatic tree reads; all rows are shared."""
         sibling = super().sibling()
         sibling._guesses = self._guesses.sibling() if self._guesses else None
@@ -214,8 +197,8 @@ class RecyclingDrafter(CostAwareDrafter):
             template = template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
-        for level in self._levels_of(template):
-            token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks]
+        for nodes, parents, ranks in _levels_of(template):
+            token_ids[nodes] = self._matrix[token_ids[parents], ranks]
         return DraftTree(torch.from_numpy(token_ids), template.topology)
 
     def offer(
@@ -235,10 +218,7 @@ class RecyclingDrafter(CostAwareDrafter):
             list(compress(column, has_row))
             for column in (token_ids, top_ids.tolist(), values.tolist())
         )
-        if self._guesses:
-            self._guesses.write(tokens, rows, logits_of_rows)
-            return
-        self._adjacency.write(tokens, rows, logits_of_rows)
+        (self._guesses or self._adjacency).write(tokens, rows, logits_of_rows)
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written wins."""
@@ -247,7 +227,9 @@ class RecyclingDrafter(CostAwareDrafter):
         if not self._writes_accepted_only:
             order = acceptance.accepted_last(step.tree.topology)
         if self._is_original:
-            if step.stop_reason is not None and not self._stops_after_update(step):
+            # In a last step the published code writes rows if the end of text is the bonus token.
+            is_bonus = step.stop_reason == "eos" and len(acceptance.tokens) == len(acceptance.path)
+            if step.stop_reason is not None and not is_bonus:
                 return
             order.sort()
         tokens = acceptance.node_tokens
@@ -270,9 +252,7 @@ class RecyclingDrafter(CostAwareDrafter):
             self._guesses.reset()
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the matrix, int32 [V, k]; its shares, float32 [V, k], where rows are averaged; the codes
-        and rates of `auto`.
-        """
+        """Return the matrix, int32 [V, k]; averaged rows' shares, float32 [V, k]; the codes and rates of `auto`."""
         extra = self._guesses.memory() if self._guesses else self._adjacency.memory_of_shares()
         return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
 
@@ -297,19 +277,3 @@ class RecyclingDrafter(CostAwareDrafter):
         if self._adjacency.shares is not None:
             size, kinds = 2 * size, "int32 and float32"
         return f"adjacency matrix {rows} x {k} {kinds}: {size / 2**20:.2f} MB"
-
-    @staticmethod
-    def _stops_after_update(step: VerifiedStep) -> bool:
-        """Whether the published code writes rows in this last step: if the end of text is the bonus token."""
-        is_bonus = len(step.acceptance.tokens) == len(step.acceptance.path)
-        return step.stop_reason == "eos" and is_bonus
-
-    def _levels_of(self, template: TreeTemplate) -> list[_Level]:
-        if template not in self._levels:
-            topology = template.topology
-            parents, ranks = np.array(topology.parents), np.array(template.ranks)
-            self._levels[template] = [
-                _Level(nodes, parents[nodes], ranks[nodes])
-                for nodes in map(np.array, topology.levels[1:])
-            ]
-        return self._levels[template]

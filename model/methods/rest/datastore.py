@@ -25,10 +25,7 @@ BUILD = "build one with python -m scripts.build_datastore"
 
 
 class Datastore:
-    """A read-only datastore, shared by all drafters.
-
-    Args:
-        arrays: int32 [2, n]: the tokens, and their suffix array.
+    """A read-only datastore, shared by all drafters: the tokens of a corpus and their suffix array, int32 [2, n].
 
     Raises:
         ValueError: if the arrays are of another kind, or hold places outside the corpus.
@@ -53,7 +50,6 @@ class Datastore:
 
     @property
     def largest_token(self) -> int:
-        """The largest token id in the corpus."""
         return int(self.tokens.max())
 
     def save(self, file: Path) -> None:
@@ -63,11 +59,7 @@ class Datastore:
 
     @staticmethod
     def load(file: str) -> Datastore:
-        """Map a saved datastore; the last one stays mapped while its file is unchanged.
-
-        Raises:
-            ValueError: if the file cannot be read, or is not a datastore.
-        """
+        """Map a saved datastore, or raise ValueError; the last one stays mapped while its file is unchanged."""
         return _loaded(file, written_state(file))
 
     def find(self, string: Sequence[int], most: int) -> range:
@@ -85,8 +77,7 @@ class Datastore:
     def following(self, places: range, skipped: int, length: int) -> np.ndarray:
         """Return the L tokens after the strings of `skipped` tokens that begin at M neighbouring places.
 
-        Returns:
-            Tokens, int32 [M, L], sorted; -1 after the end of a document.
+        They are int32 [M, L], sorted; -1 after the end of a document.
         """
         starts = self.suffixes[places.start : places.stop].astype(np.int64) + skipped
         index = starts[:, None] + np.arange(length)  # [M, L]
@@ -97,7 +88,6 @@ class Datastore:
 
 @lru_cache(maxsize=1)
 def _loaded(file: str, state: tuple[object, ...]) -> Datastore:
-    """Map a saved datastore; `state` is the file's fingerprint, for the cache."""
     refuse_lfs_pointer(file, f"datastore {file}")
     try:
         arrays = np.load(file, mmap_mode="r", allow_pickle=False)

@@ -32,13 +32,9 @@ MAX_SPAN, MAX_MATCHES = 1024, 1_000_000
 
 
 def most_frequent(continuations: np.ndarray, most: int) -> list[Path]:
-    """Return the most frequent beginnings, the most frequent first; of equals the alphabetically first.
+    """Return the most frequent beginnings of sorted tokens [M, L], -1 where one is over, at most `most`.
 
-    So a beginning comes after its own beginnings.
-
-    Args:
-        continuations: sorted tokens, int [M, L], -1 where one is over.
-        most: beginnings wanted.
+    The most frequent come first, of equals the alphabetically first: so a beginning comes after its own ones.
     """
     is_new = np.ones(continuations.shape, dtype=bool)
     # A row begins a new run of d tokens where one of its first d differs from the row before.
@@ -64,10 +60,8 @@ def most_frequent(continuations: np.ndarray, most: int) -> list[Path]:
 
 
 def cut(paths: Sequence[Path], most: int) -> list[Path]:
-    """Cut paths as the authors' code does.
-
-    Those with the most different tokens go, until all paths together have at most `most`; of equals the
-    one that was ranked last.
+    """Cut paths as the authors' code does: those with the most different tokens go, of equals the one ranked
+    last, until all paths together have at most `most`.
     """
     left = dict.fromkeys(paths)
     total = sum(len(set(path)) for path in paths)
@@ -141,7 +135,6 @@ class RestDrafter(Drafter):
         self.max_nodes = 1 + config.num_nodes
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the most frequent continuations of the longest match."""
         paths = self._paths(context, min(self.config.draft_length, budget.max_depth))
         if budget.chain_only:
             paths = chain(paths)
@@ -153,22 +146,17 @@ class RestDrafter(Drafter):
         return DraftTree.from_lists(tokens, parents)
 
     def _paths(self, context: Sequence[int], length: int) -> list[Path]:
-        """Return the drafted nodes as paths from the root, the most frequent first."""
-        config = self.config
+        config, find = self.config, self._datastore.find
         least = min(config.min_token_span, len(context))
         spans = range(least, min(config.max_token_span, len(context)) + 1)
         # Where an end of the text does not occur, no longer one does.
-        num_found = bisect_left(spans, True, key=lambda span: not self._places(context, span, 1))
+        num_found = bisect_left(spans, True, key=lambda span: not find(context[-span:], 1))
         for span in reversed(spans[:num_found]) if length else ():
-            places = self._places(context, span, config.max_matches)
+            places = find(context[-span:], config.max_matches)
             following = self._datastore.following(places, span, length)
             if paths := most_frequent(following, config.num_nodes):
                 return paths if config.cut == "none" else cut(paths, config.num_nodes)
         return []
-
-    def _places(self, context: Sequence[int], span: int, most: int) -> range:
-        """Return where the last `span` tokens of the text occur, as `Datastore.find` does."""
-        return self._datastore.find(context[-span:], most)
 
     def describe(self) -> str:
         size = self._datastore.tokens.nbytes + self._datastore.suffixes.nbytes

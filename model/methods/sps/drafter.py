@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -33,16 +33,13 @@ from ...budget.acceptance import Backoff, ChainAcceptance
 from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.linear import num_weights, stored
 from ...machine.files import written_state
 from ...machine.hardware import Kept, uploaded
 from ...options import DTYPES, Options, budget_option, option
-
-if TYPE_CHECKING:  # Python 3.10 has none
-    from typing import Self
 
 # The draft model's cache grows by this many rows when it is full: the text's final length is unknown.
 MORE_ROWS = 512
@@ -51,11 +48,7 @@ MOST_UNREAD = 2
 
 
 def check_draft_model(name: str, vocab_size: int) -> None:
-    """Check a draft model as far as possible without its weights.
-
-    Raises:
-        ValueError: if it does not exist, or its vocabulary size is not the target model's.
-    """
+    """Raise ValueError if a draft model does not exist, or its vocabulary size is not the target model's."""
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_local and not Path(name).is_dir():
         raise ValueError(
@@ -71,10 +64,9 @@ def check_draft_model(name: str, vocab_size: int) -> None:
 
 
 def load_draft_model(name: str, dtype: str, device: torch.device) -> TargetModel:
-    """Load a draft model; the last one stays loaded while the files in its folder are unchanged.
+    """Load a draft model, or raise ValueError if its weights cannot be loaded, or its cache cannot be rolled back.
 
-    Raises:
-        ValueError: if its weights cannot be loaded, or its cache cannot be rolled back.
+    The last one stays loaded while the files in its folder are unchanged.
     """
     # Make the index explicit: "cuda" and "cuda:0" are one device.
     return _loaded(name, dtype, torch.empty(0, device=device).device, written_state(name))
@@ -95,7 +87,6 @@ def _loaded(name: str, dtype: str, device: torch.device, state: tuple[object, ..
 
 
 def _read(load: Callable[..., Any], name: str, **options: object) -> Any:
-    """Load a part of a draft model; raises ValueError."""
     try:
         return load(name, **options)
     # transformers raises many types of errors for a missing, broken or unknown model.
@@ -144,7 +135,7 @@ class SpsDrafter(CostAwareDrafter):
         self._rates = ChainAcceptance(1, config.num_draft_tokens)
         self._backoff = Backoff()
 
-    def sibling(self) -> Self:
+    def sibling(self) -> SpsDrafter:
         """Return a drafter whose text has a cache of its own; the draft model and what was learned are shared."""
         sibling = super().sibling()
         sibling._cache = self._model.new_cache(0)
@@ -181,7 +172,9 @@ class SpsDrafter(CostAwareDrafter):
         room = self._context_limit + 1 - len(context)
         length = int(min(self.config.num_draft_tokens, budget.max_depth, room))
         if length >= 1 and budget.cost_curve and self.wants_costs:
-            length = self._paying(length, budget.cost_curve)
+            # Now and then 1 where none pays, to keep learning.
+            paying = self._rates.paying(0, length, budget.cost_curve)
+            length = (paying or 1) if self._backoff.allow(paying > 0) else 0
         if length < 1:
             return DraftTree.chain([context[-1]])
         cache = self._roomy_cache(len(context) + length)
@@ -212,7 +205,6 @@ class SpsDrafter(CostAwareDrafter):
         self._backoff.reset()
 
     def draft_costs(self) -> CostModel:
-        """Return the costs of the draft model's passes, one for every guess."""
         return step_costs(self._model)
 
     def describe(self) -> str:
@@ -226,11 +218,6 @@ class SpsDrafter(CostAwareDrafter):
             self._model = self._models.get(type(target), lambda: target.like(model))
             self._runs_like = type(target)
             self._cache = self._model.new_cache(0)
-
-    def _paying(self, length: int, cost_curve: CostCurve) -> int:
-        """Return the best number of guesses; now and then 1 where none pays, to keep learning."""
-        paying = self._rates.paying(0, length, cost_curve)
-        return (paying or 1) if self._backoff.allow(paying > 0) else 0
 
     def _read(self, token_ids: Sequence[int], cache: TreeCache) -> None:
         """Read a text up to its last token, from where the cache's rows end."""

@@ -42,8 +42,6 @@ NODE_BYTES, TOKEN_BYTES = 265, 340
 
 @dataclass(slots=True)
 class Continuation:
-    """Tokens that may follow a match."""
-
     total: int = 1  # places of the match
     tokens: list[int] = field(default_factory=list)  # drafted tokens, parents before children
     # For each token the index of the one before it, -1 for the end of the match.
@@ -112,20 +110,16 @@ SHAPES: Mapping[str, Grow] = {"path": likeliest_path, "tree": likeliest_tree}
 
 
 class Answers:
-    """At most `most` answers; strings of up to `depth` tokens are counted.
-
-    Attributes:
-        tree: the suffix tree of the answers.
-        kept: the tokens of each answer that has one, the oldest first.
-    """
+    """At most `most` answers; strings of up to `depth` tokens are counted."""
 
     def __init__(self, depth: int, most: int) -> None:
         self._most = most
         self.tree = SuffixTree(depth)
-        self.kept: deque[list[int]] = deque()
+        self.kept: deque[list[int]] = (
+            deque()
+        )  # tokens of the answers that have any, the oldest first
 
     def begin(self) -> OpenText:
-        """Begin an answer; several may be in progress."""
         self._make_room()
         return self.tree.open_text()
 
@@ -178,8 +172,6 @@ class SuffixConfig(Options):
 
 
 class SuffixDrafter(Drafter):
-    """Drafts the continuation with the largest expected number of accepted tokens."""
-
     config_class = SuffixConfig
 
     def __init__(self, config: SuffixConfig, vocab_size: int, device: torch.device) -> None:
@@ -215,10 +207,10 @@ class SuffixDrafter(Drafter):
         return DraftTree.from_lists([context[-1], *best.tokens], tuple(parents))
 
     def _best(self, places: Iterator[Place], grow: Grow, max_depth: int) -> Continuation:
-        """Return the continuation with the largest score, of equals that of the longest match."""
         best = Continuation()
         for length, place in reversed([*enumerate(places, start=1)]):
-            most = self._most_tokens(length, max_depth)
+            by_match = length * self.config.max_spec_factor + self.config.max_spec_offset
+            most = max(0, min(int(by_match + ROUNDING), self.max_nodes - 1, max_depth))
             # No shorter match drafts more, and no token is worth more than 1.
             if most <= best.score:
                 break
@@ -226,12 +218,6 @@ class SuffixDrafter(Drafter):
             if found.score > best.score:
                 best = found
         return best
-
-    def _most_tokens(self, length: int, max_depth: int) -> int:
-        """Return the number of tokens that a match of this length may draft."""
-        factor, offset = self.config.max_spec_factor, self.config.max_spec_offset
-        by_match = int(length * factor + offset + ROUNDING)
-        return max(0, min(by_match, self.max_nodes - 1, max_depth))
 
     def observe(self, step: VerifiedStep) -> None:
         self.skip(step.acceptance.tokens)
@@ -260,7 +246,6 @@ class SuffixDrafter(Drafter):
             self._answers.extend(self._answers.begin(), answer.tolist())
 
     def _check(self, answers: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise ValueError unless these are answers that fit the model and the options."""
         kinds = (answers.dtype, answers.ndim, lengths.dtype, lengths.ndim)
         if kinds != (torch.int32, 1, torch.int64, 1):
             raise ValueError(

@@ -48,7 +48,6 @@ class Node:
 
     @property
     def length(self) -> int:
-        """Tokens of the run."""
         return min(self.end, len(self.text)) - self.begin
 
     def run(self, begin: int, most: int) -> list[int]:
@@ -61,8 +60,6 @@ class Node:
 
 
 class Place(NamedTuple):
-    """Where a string ends in the tree."""
-
     node: Node  # the node in whose run it ends
     position: int  # where the run goes on, in the text of the node
 
@@ -81,19 +78,16 @@ class OpenText:
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew, with no token."""
         self.tokens: list[int] = []
         self.ends = [self._tree.root]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
         self._tree.extend(self, tokens)
 
     def places(self, context: Sequence[int]) -> Iterator[Place]:
-        """Yield the places of the context's suffixes of 1, 2, ... tokens, as far as they have occurred.
+        """Yield the places of a context's suffixes of 1, 2, ... tokens, as far as they have occurred.
 
-        Args:
-            context: tokens that end as this text does.
+        The context ends as this text does.
         """
         known = min(len(self.ends), len(context))
         for length in range(1, known):
@@ -133,7 +127,6 @@ class SuffixTree:
         return text
 
     def extend(self, text: OpenText, tokens: Sequence[int]) -> None:
-        """Append tokens to an open text."""
         whole = text.tokens
         for token in tokens:
             whole.append(token)
@@ -162,7 +155,10 @@ class SuffixTree:
                 if child is None:
                     break
                 if child.count == 1:  # a leaf
-                    self._drop(node, child, text[index])
+                    del node.children[text[index]]  # type: ignore[attr-defined]
+                    if node.parent is not None:
+                        node.ranked.remove(child)
+                    self.num_nodes -= 1
                     break
                 _fall(node, child)
                 index += child.length
@@ -185,9 +181,7 @@ class SuffixTree:
         return Place(node, end)
 
     def _moved(self, text: list[int], node: Node, token: int, start: int) -> Node | None:
-        """Return where a text's suffix from `start`, which ended at `node`, ends now; None if that is a leaf of
-        its own.
-        """
+        """Return where a text's suffix from `start`, which ended at `node`, ends now; None if in its own leaf."""
         end = len(text)
         child = node.children.get(token)
         if child is None:
@@ -244,12 +238,6 @@ class SuffixTree:
             begin = len(tokens) - length
             leaf.show(tokens, len(tokens) - leaf.length, begin + self._depth)
 
-    def _drop(self, node: Node, child: Node, token: int) -> None:
-        del node.children[token]  # type: ignore[attr-defined]
-        if node.parent is not None:
-            node.ranked.remove(child)
-        self.num_nodes -= 1
-
     def _join(self, node: Node) -> None:
         """Make one run of a node and its only child if they occur equally often."""
         if node.parent is None or len(node.children) != 1:
@@ -275,7 +263,6 @@ def _falling(node: Node) -> int:
 
 
 def _rise(node: Node, child: Node) -> None:
-    """Count the child once more, and rank it anew."""
     if node.parent is not None:
         ranked = node.ranked
         place = ranked.index(child)
