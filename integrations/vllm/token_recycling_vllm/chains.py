@@ -105,9 +105,8 @@ def best_chains(
     everyone = np.arange(num_requests)
     for level in range(depth):
         following = np.where(is_following, matches[:, :, level], -1)  # [B, M]
-        successors, shares = tables.read(
-            contexts, text_numbers, NUM_RANKS
-        )  # [B, LONGEST, NUM_RANKS]
+        # Both [B, LONGEST, NUM_RANKS].
+        successors, shares = tables.read(contexts, text_numbers, NUM_RANKS)
         with np.errstate(divide="ignore"):
             of_rows = ROW_OFFSET + ROW_SLOPE * np.log(shares)
         of_rows[:, :, 0] += FIRST_BONUS

@@ -112,9 +112,8 @@ class CachebackDrafter(Drafter):
         """Return the tree of followers of followers; where only a chain is allowed, of the newest ones."""
         config = self.config
         tokens, parents, children = [context[-1]], [-1], dict[tuple[int, int], int]()
-        queue = [
-            (0, 0, tuple(context[-config.leader_length :]))
-        ]  # node, depth, the text's end there
+        # Node, depth, the text's end there.
+        queue = [(0, 0, tuple(context[-config.leader_length :]))]
         reached = {0}
         for node, depth, end in queue:  # grows meanwhile
             followers = self._followers(end)

@@ -61,9 +61,8 @@ class SpineTree:
         self.tokens, self.parents = [root], [-1]
         self._depths = [0]
         self.num_spine = 0
-        self._growing: deque[tuple[int, float]] = (
-            deque()
-        )  # leaves, with the share they were drafted at
+        # Leaves, with the share they were drafted at.
+        self._growing: deque[tuple[int, float]] = deque()
 
     @property
     def sources(self) -> tuple[str, ...]:

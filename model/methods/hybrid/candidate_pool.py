@@ -20,6 +20,7 @@ import torch
 
 from ...budget.acceptance import MEMORY, AcceptanceRates
 from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
+from ...budget.memory import check_tensor
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from .tables import (
@@ -29,8 +30,6 @@ from .tables import (
     LOGIT_STEPS,
     NUM_CODES,
     NUM_STEPS,
-    NUM_TOKENS,
-    FrequentTokens,
     Neighbours,
     RowTables,
 )
@@ -63,11 +62,13 @@ NEIGHBOUR_WEIGHTS = tuple(
 SOURCES = ("rows", "text", "rows and text")
 NUM_BUCKETS = len(CENTRES)
 KIND_CENTRES = CENTRES * len(SOURCES)
-# Frequent tokens, guessed if no source knows the context, are one kind for each rank.
+# The most frequent tokens are drafted where no source knows the context: few of them are accepted, but every
+# verified node gives a row, so unused nodes of the budget would be wasted. Each rank is a kind.
+NUM_FREQUENT = 8
 FIRST_FREQUENT = len(KIND_CENTRES)
-FREQUENT_PRIORS = tuple(0.05 / (1 + rank) for rank in range(NUM_TOKENS))
+FREQUENT_PRIORS = tuple(0.05 / (1 + rank) for rank in range(NUM_FREQUENT))
 # Tokens that the guide names are further kinds, in the order of the first ones.
-FIRST_GUIDED = FIRST_FREQUENT + NUM_TOKENS
+FIRST_GUIDED = FIRST_FREQUENT + NUM_FREQUENT
 KIND_SOURCES = (
     *(source for source in SOURCES for _ in CENTRES),
     *("frequent tokens" for _ in FREQUENT_PRIORS),
@@ -103,7 +104,8 @@ class CandidatePool(Growth):
         self.tables = RowTables(num_slots, k)
         self.neighbours = Neighbours(num_neighbours, k, vocab_size)
         self._rates = AcceptanceRates(priors)
-        self._frequent = FrequentTokens(vocab_size)
+        # Of emitted tokens; C++ counts them and ranks the most frequent ones.
+        self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
         num_records, num_probes = self.neighbours.arrays["before"].shape
         shared = {
             "num_slots": num_slots,
@@ -113,7 +115,7 @@ class CandidatePool(Growth):
             "num_codes": NUM_CODES,
             "first_of_row": FIRST,
             "num_match_weights": len(MATCH_WEIGHTS),
-            "num_frequent": NUM_TOKENS,
+            "num_frequent": NUM_FREQUENT,
             "first_frequent": FIRST_FREQUENT,
             "first_guided": FIRST_GUIDED,
             "num_kinds": len(self._rates.rates),
@@ -134,7 +136,8 @@ class CandidatePool(Growth):
             "kind_centres": np.array(priors),
             "neighbour_weights": np.array(NEIGHBOUR_WEIGHTS),
             "rates": self._rates.array,
-            **self._frequent.arrays,
+            "counts": self._counts.numpy(),
+            "frequent": np.full(NUM_FREQUENT, -1, dtype=np.int32),
             **self.tables.arrays,
             **self.neighbours.arrays,
         }
@@ -182,21 +185,24 @@ class CandidatePool(Growth):
         self.tables.reset()
         self.neighbours.reset()
         self._rates.reset()
-        self._frequent.reset()
+        self._counts.zero_()
         self._library.pool_reload(self._source)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, the learned acceptance and the counts of tokens."""
-        learned = {"rates": self._rates.state(), "counts": self._frequent.counts.clone()}
+        learned = {"rates": self._rates.state(), "counts": self._counts.clone()}
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load a `memory` as a whole or, with a ValueError if anything does not fit, not at all."""
         self.tables.check_memory(tensors, self._vocab_size)
         self.neighbours.check_memory(tensors)
-        self._frequent.check_state(tensors["counts"])
+        counts = tensors["counts"]
+        check_tensor("matrix: got counts", counts, self._counts.dtype, self._counts.shape)
+        if int(counts.min()) < 0:
+            raise ValueError("matrix: holds counts below 0")
         self._rates.load_state(tensors["rates"])  # checks it, too
-        self._frequent.load_state(tensors["counts"])
+        self._counts.copy_(counts)
         self.tables.load_memory(tensors)
         self.neighbours.load_memory(tensors)
         self._library.pool_reload(self._source)

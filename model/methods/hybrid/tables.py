@@ -1,4 +1,4 @@
-"""Rows of likely next tokens, by the last tokens and by the model's state before them; the most frequent tokens.
+"""Rows of likely next tokens, by the last tokens and by the model's state before them.
 
 A hash table of fixed size: a row overwrites whatever its slot held, so memory is bounded and the
 newest row wins. The stored key distinguishes a hit from a collision. An entry of a row holds a
@@ -11,9 +11,6 @@ every pass provides.
 
 Records, one for each verified node, form a ring of bounded memory: the newest overwrites the
 oldest.
-
-The most frequent tokens are drafted where no source knows the context. Few of them are accepted, but every verified
-node gives a row, so unused nodes of the budget would be wasted.
 
 Shapes: E records, k entries in a row, S slots of the table (or logit samples of a state), V vocabulary, N nodes.
 """
@@ -29,7 +26,6 @@ from ...budget.best_first import CENTRES
 from ...budget.memory import check_ids, check_tensor
 from ...engine.read_out import sampled_ids
 
-NUM_TOKENS = 8
 LONGEST_KEY = 3
 # An entry is token * NUM_CODES + code; the code of a row's first token is larger by FIRST.
 NUM_CODES = 32
@@ -48,33 +44,6 @@ NUM_STEPS = 16
 # Logits are cut at this size and rounded to 1 / LOGIT_STEPS.
 LARGEST_LOGIT, LOGIT_STEPS = 1000.0, 256.0
 NAMES_IN_CPP = ("before", "after", "record_tokens", "record_rows")
-
-
-class FrequentTokens:
-    """Counts [V] of emitted tokens, and the most frequent ones, -1 after them; C++ counts and ranks them.
-
-    Where Python changes the counts, C++ ranks anew (`pool_reload`).
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        self.counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
-        ranked = np.full(NUM_TOKENS, -1, dtype=np.int32)
-        self.arrays: dict[str, np.ndarray] = {  # by their names in C++
-            "counts": self.counts.numpy(),
-            "frequent": ranked,
-        }
-
-    def reset(self) -> None:
-        self.counts.zero_()
-
-    def check_state(self, counts: torch.Tensor) -> None:
-        """Raise ValueError if these cannot be counts."""
-        check_tensor("matrix: got counts", counts, self.counts.dtype, self.counts.shape)
-        if int(counts.min()) < 0:
-            raise ValueError("matrix: holds counts below 0")
-
-    def load_state(self, counts: torch.Tensor) -> None:
-        self.counts.copy_(counts)
 
 
 def check_entries(rows: torch.Tensor, vocab_size: int) -> None:

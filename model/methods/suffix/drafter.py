@@ -115,9 +115,8 @@ class Answers:
     def __init__(self, depth: int, most: int) -> None:
         self._most = most
         self.tree = SuffixTree(depth)
-        self.kept: deque[list[int]] = (
-            deque()
-        )  # tokens of the answers that have any, the oldest first
+        # Tokens of the answers that have any, the oldest first.
+        self.kept: deque[list[int]] = deque()
 
     def begin(self) -> OpenText:
         self._make_room()

@@ -201,7 +201,6 @@ class ReferencePool:
         """
         self.tables.check_memory(tensors, self._vocab_size)
         self.neighbours.check_memory(tensors)
-        self._frequent.check_state(tensors["counts"])
         self._rates.load_state(tensors["rates"])  # which checks it, too
         self._frequent.load_state(tensors["counts"])
         self.tables.load_memory(tensors)

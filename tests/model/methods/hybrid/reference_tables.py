@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from model.methods.hybrid.candidate_pool import NUM_FREQUENT
 from model.methods.hybrid.tables import (
     FIRST,
     LARGEST_LOGIT,
@@ -17,8 +18,6 @@ from model.methods.hybrid.tables import (
     NOBODY,
     NUM_CODES,
     NUM_STEPS,
-    NUM_TOKENS,
-    FrequentTokens,
     Neighbours,
     RowTables,
 )
@@ -138,16 +137,16 @@ def states_of(logit_samples: torch.Tensor) -> np.ndarray:
     return states
 
 
-class ReferenceFrequentTokens(FrequentTokens):
+class ReferenceFrequentTokens:
     """Counts, and the tokens written most often.
 
     Attributes:
-        top: the most frequent tokens, at most `NUM_TOKENS`, the most frequent first; of equals the
+        top: the most frequent tokens, at most `NUM_FREQUENT`, the most frequent first; of equals the
             larger id.
     """
 
     def __init__(self, vocab_size: int) -> None:
-        super().__init__(vocab_size)
+        self.counts = torch.zeros(vocab_size, dtype=torch.int32)
         self._count_of = memoryview(self.counts.numpy().data)
         self.top: list[int] = []
 
@@ -157,22 +156,22 @@ class ReferenceFrequentTokens(FrequentTokens):
         for token in tokens:
             self._count_of[token] += 1
             if token not in top:
-                if len(top) == NUM_TOKENS and self._rank(token) > self._rank(top[-1]):
+                if len(top) == NUM_FREQUENT and self._rank(token) > self._rank(top[-1]):
                     continue
                 top.append(token)
             top.sort(key=self._rank)
-            del top[NUM_TOKENS:]
+            del top[NUM_FREQUENT:]
 
     def reset(self) -> None:
         """Forget everything."""
-        super().reset()
+        self.counts.zero_()
         self.top = []
 
     def load_state(self, counts: torch.Tensor) -> None:
         """Take over the counts of another."""
-        super().load_state(counts)
+        self.counts.copy_(counts)
         used = self.counts.nonzero().flatten().tolist()
-        self.top = sorted(used, key=self._rank)[:NUM_TOKENS]
+        self.top = sorted(used, key=self._rank)[:NUM_FREQUENT]
 
     def _rank(self, token: int) -> tuple[int, int]:
         # By the counts alone, so that a run that goes on from saved counts drafts the same. Tokens with

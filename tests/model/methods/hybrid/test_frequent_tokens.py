@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from model.methods.hybrid.tables import NUM_TOKENS
+from model.methods.hybrid.candidate_pool import NUM_FREQUENT, CandidatePool
 from tests.model.methods.hybrid.reference_tables import (
     ReferenceFrequentTokens as FrequentTokens,
 )
@@ -26,7 +26,7 @@ def test_the_most_frequent_are_found(seed: int) -> None:
         frequent.append(tokens)
         counts.update(tokens)
         found = [counts[token] for token in frequent.top]
-        assert found == sorted(counts.values(), reverse=True)[:NUM_TOKENS]
+        assert found == sorted(counts.values(), reverse=True)[:NUM_FREQUENT]
         assert len(set(frequent.top)) == len(frequent.top)
         resumed = FrequentTokens(50)
         resumed.load_state(frequent.counts)
@@ -47,5 +47,6 @@ def test_counts_move_to_another() -> None:
     "bad", [torch.zeros(9, dtype=torch.int32), torch.zeros(10), torch.full((10,), -1).int()]
 )
 def test_counts_that_do_not_fit_are_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="matrix: "):
-        FrequentTokens(10).check_state(bad)
+    pool = CandidatePool(2**8, 2, 10)
+    with pytest.raises(ValueError, match=r"matrix: .*counts"):
+        pool.load_memory(pool.memory() | {"counts": bad})
