@@ -48,12 +48,7 @@ MANY_ROWS = 1 + max(MOST_ROWS_WITH_VECTORS, ROWS[-1])
 
 
 class Preparation(NamedTuple):
-    """Work done ahead of steps, such as captures.
-
-    Attributes:
-        num_graphs: CUDA graphs.
-        seconds: spent on captures, with the first calls.
-    """
+    """Work done ahead of steps: CUDA graphs, and the time of their captures, with the first calls."""
 
     num_graphs: int = 0
     seconds: float = 0.0
@@ -174,10 +169,10 @@ class TargetModel(PassShapes, LoadedModel):
             kind = (min(num_rows, MANY_ROWS), is_packed, in_programs, self.is_in_reference)
             if kind not in self._swaps:
                 self._swaps[kind] = self._swap(*kind)
-            attention, forwards, programs = self._swaps[kind]
+            attention, forwards = self._swaps[kind]
             with attending(self.config, attention):
-                if programs:
-                    programs.begin_pass()
+                if in_programs:
+                    self.programs.begin_pass()
                 with forwards.patched():
                     yield
 

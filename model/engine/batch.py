@@ -54,15 +54,13 @@ class Turn:
 
 
 class SharedPass(NamedTuple):
-    """The outcome of a pass over the trees of several texts.
+    """The outcome of a pass over the trees of several texts."""
 
-    Attributes:
-        logits: after every node of each text, [N, V] each; valid until the next pass.
-        read: copies what is read of all texts to the host in one transfer; takes the number of candidates, and
-            whether logit samples are wanted.
-    """
-
-    logits: Sequence[torch.Tensor]
+    logits: Sequence[
+        torch.Tensor
+    ]  # after every node of each text, [N, V] each; valid until the next pass
+    # Copies what is read of all texts to the host in one transfer; takes the number of candidates, and whether
+    # logit samples are wanted.
     read: Callable[[int, bool], list[ReadOut]]
 
 

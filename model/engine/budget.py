@@ -17,15 +17,10 @@ MARGIN = 1.01
 
 
 class CostCurve(NamedTuple):
-    """Milliseconds of a step by its number of nodes, at one context length.
+    """Milliseconds of a step by its number of nodes, at one context length."""
 
-    Attributes:
-        sizes: nodes, root included, rising from 1.
-        milliseconds: of a step with that many nodes.
-    """
-
-    sizes: tuple[int, ...]
-    milliseconds: tuple[float, ...]
+    sizes: tuple[int, ...]  # nodes, root included, rising from 1
+    milliseconds: tuple[float, ...]  # of a step with that many nodes
 
     def of(self, num_nodes: int) -> float:
         """Return the milliseconds of a step with this many nodes: those of the next measured size."""

@@ -13,30 +13,17 @@ import torch
 
 
 class Level(NamedTuple):
-    """The nodes of one depth, in an order in which the nodes of each depth are neighbours.
+    """The nodes of one depth, in an order in which the nodes of each depth are neighbours."""
 
-    Attributes:
-        begin, end: their places in that order.
-        parents: for each, the place of its parent within the level above [n]; 0 for the root.
-    """
-
-    begin: int
+    begin: int  # their places in that order
     end: int
-    parents: torch.Tensor
+    parents: (
+        torch.Tensor
+    )  # for each, the place of its parent within the level above [n]; 0 for the root
 
 
 class LevelTree:
-    """A tree's nodes, level by level.
-
-    Args:
-        parents: of each node; -1 for the root.
-        levels: the nodes of each depth, in order.
-        device: of the indices.
-
-    Attributes:
-        num_nodes: number of nodes N.
-        levels: the nodes of each depth.
-    """
+    """A tree's nodes, level by level: from the parents of each, and the nodes of each depth, in order."""
 
     def __init__(
         self, parents: Sequence[int], levels: Sequence[Sequence[int]], device: torch.device

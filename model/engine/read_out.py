@@ -40,28 +40,18 @@ class Candidates(NamedTuple):
 
     Lists, not arrays: a pass evicts everything from the processor's caches, so that a call into a
     library takes longer than a loop over the numbers of a usual draft.
-
-    Attributes:
-        token_ids: k for each of N nodes, the likeliest first.
-        logits: of these tokens.
     """
 
-    token_ids: list[list[int]]
-    logits: list[list[float]]
+    token_ids: list[list[int]]  # k for each of N nodes, the likeliest first
+    logits: list[list[float]]  # of these tokens
 
 
 class ReadOut(NamedTuple):
-    """The part of a pass that the host reads.
+    """The part of a pass that the host reads, of every node."""
 
-    Attributes:
-        node_tokens: token of every node [N].
-        candidates: of every node.
-        logit_samples: of every node, float32 [N, S]; None if they are not wanted.
-    """
-
-    node_tokens: list[int]
+    node_tokens: list[int]  # [N]
     candidates: Candidates
-    logit_samples: torch.Tensor | None
+    logit_samples: torch.Tensor | None  # float32 [N, S]; None if they are not wanted
 
 
 # A function such as `read_out`, with all its arguments.

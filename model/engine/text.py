@@ -30,30 +30,20 @@ from .verification import Acceptance, ReferenceRows, verify
 
 
 class Request(NamedTuple):
-    """A text that is asked for, on its way from a caller to its last step. Limits are in tokens.
+    """A text that is asked for, on its way from a caller to its last step. Limits are in tokens."""
 
-    Attributes:
-        prompt_ids: token ids of the prompt, at least one.
-        max_new_tokens: limit; exact for every method.
-        eos_ids: token ids that end the text; the one that ends it is emitted.
-        rule: None for greedy decoding, else how each token is chosen.
-        stop: asked after every new token, with the text so far, whether it ends the text.
-        context: prompt and answer together. This and what follows is found by `checked`.
-        num_visible: new tokens that are emitted.
-        num_total: new tokens until the loop ends; more than `num_visible` when a published code
-            that runs past the limit is reproduced.
-        name: the limit that comes first, "length" or "context".
-    """
-
-    prompt_ids: Sequence[int]
-    max_new_tokens: int
-    eos_ids: Collection[int] = ()
-    rule: TokenRule | None = None
+    prompt_ids: Sequence[int]  # at least one
+    max_new_tokens: int  # exact for every method
+    eos_ids: Collection[int] = ()  # that end the text; the one that ends it is emitted
+    rule: TokenRule | None = None  # None for greedy decoding, else how each token is chosen
+    # Asked after every new token, with the text so far, whether it ends the text.
     stop: Callable[[Sequence[int]], bool] | None = None
+    # Prompt and answer together. This and what follows is found by `checked`.
     context: int = 0
-    num_visible: int = 0
+    num_visible: int = 0  # new tokens that are emitted
+    # New tokens until the loop ends; more where a published code that runs past the limit is reproduced.
     num_total: int = 0
-    name: str = ""
+    name: str = ""  # the limit that comes first, "length" or "context"
 
     def checked(self, target: Backend, overrun: int = 0) -> Request:
         """Return the request with its limits. Greedy decoding goes `overrun` tokens past the limit, unseen.

@@ -104,17 +104,12 @@ PREFIX = "packed_"
 
 
 class TextRows(NamedTuple):
-    """The rows of all texts in a layer.
+    """The rows of all texts in a layer."""
 
-    Attributes:
-        sizes: queries of each text, S in all.
-        rows: keys [1, K, T, D] and values [1, K, T, E] of each text, its new ones included.
-        is_masked: whether the mask of a single query says anything.
-    """
-
-    sizes: Sequence[int]
+    sizes: Sequence[int]  # queries of each text, S in all
+    # Keys [1, K, T, D] and values [1, K, T, E] of each text, its new ones included.
     rows: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    is_masked: bool
+    is_masked: bool  # whether the mask of a single query says anything
 
 
 def with_texts(keys: torch.Tensor, texts: TextRows) -> torch.Tensor:

@@ -37,18 +37,12 @@ class BufferShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Shapes of one layer's cached tensors, and the number of its states.
+    """Shapes of one layer's cached tensors, and the number of its states."""
 
-    Attributes:
-        keys, values: of attention; they differ in multi-head latent attention. None if there is none.
-        index_keys: by which indexed attention chooses its keys; None if it sees all.
-        num_states: recurrent or convolution states.
-    """
-
-    keys: BufferShape | None
-    values: BufferShape | None
-    index_keys: BufferShape | None = None
-    num_states: int = 0
+    keys: BufferShape | None  # of attention; None if there is none
+    values: BufferShape | None  # other ones than the keys' in multi-head latent attention
+    index_keys: BufferShape | None = None  # by which indexed attention chooses its keys
+    num_states: int = 0  # recurrent or convolution states
 
     @property
     def buffers(self) -> tuple[BufferShape, ...]:
@@ -122,12 +116,10 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.length
 
     def get_max_length(self) -> int:
-        """Return the capacity M (transformers 5.x)."""
+        """Return the capacity M."""
         return self.keys.shape[-2]
 
-    def get_max_cache_shape(self) -> int:
-        """Return the capacity M (transformers 4.57)."""
-        return self.keys.shape[-2]
+    get_max_cache_shape = get_max_length  # in transformers 4.57
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         """Return (key length, key offset) for a query of that length (4.57 passes its positions)."""

@@ -28,15 +28,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class HiddenStates:
-    """Captures hidden states of a model's passes.
-
-    Args:
-        model: a causal LM.
-        num_layers: its layers.
-        wanted: `FINAL`, or i for the input of layer i; W of them.
-        device: for the captured rows.
-        lock: held while hooks are in the model.
-        run: a plain pass of the model over two tokens, with the last one's logits alone, as for prompts.
+    """Captures hidden states of a causal LM's passes.
 
     Raises:
         UnsupportedModelError: if the model shows no such hidden states.
@@ -46,10 +38,12 @@ class HiddenStates:
         self,
         model: nn.Module,
         num_layers: int,
-        wanted: tuple[int, ...],
-        device: torch.device,
-        lock: Any,
-        run: Callable[[], Any],
+        wanted: tuple[int, ...],  # `FINAL`, or i for the input of layer i; W of them
+        device: torch.device,  # for the captured rows
+        lock: Any,  # held while hooks are in the model
+        run: Callable[
+            [], Any
+        ],  # a plain pass over two tokens, with the last one's logits alone, as for prompts
     ) -> None:
         for layer in wanted:
             if not FINAL <= layer < num_layers:

@@ -74,17 +74,10 @@ class FoundOnce(Generic[Value]):
 
 
 class Swap(NamedTuple):
-    """What passes of one kind use in place of the model's own functions.
+    """What passes of one kind use in place of the model's own functions."""
 
-    Attributes:
-        attention: name of the attention; "": the model's own.
-        forwards: of its modules.
-        programs: those among the modules that are programs; None if there are none.
-    """
-
-    attention: str
+    attention: str  # its name; "": the model's own
     forwards: OwnForwards
-    programs: LayerPrograms | None
 
 
 class LoadedModel:
@@ -371,7 +364,7 @@ class LoadedModel:
         if in_programs:
             parts.append(self.programs.layers)
         attention = self.attention.function(num_rows, is_packed, in_reference)
-        return Swap(attention, OwnForwards.joined(parts), self.programs if in_programs else None)
+        return Swap(attention, OwnForwards.joined(parts))
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens that this prompt may grow to; None if the model sets no limit."""

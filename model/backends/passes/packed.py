@@ -62,12 +62,10 @@ class PackedLayer(CacheLayerMixin):
         return max(layer.length for layer in self._layers)
 
     def get_max_length(self) -> int:
-        """Return the smallest capacity (transformers 5.x)."""
+        """Return the smallest capacity."""
         return min(layer.get_max_length() for layer in self._layers)
 
-    def get_max_cache_shape(self) -> int:
-        """Return the smallest capacity (transformers 4.57)."""
-        return self.get_max_length()
+    get_max_cache_shape = get_max_length  # in transformers 4.57
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         """Return the key length of the longest text, and the offset; no mask is made by it, since all are given."""

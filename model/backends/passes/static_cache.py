@@ -162,12 +162,10 @@ class FixedLayer(CacheLayerMixin):
         """Do nothing: the rows exist from the start."""
 
     def get_max_length(self) -> int:
-        """Return M (transformers 5.x)."""
+        """Return M."""
         return self.keys.shape[-2]
 
-    def get_max_cache_shape(self) -> int:
-        """Return M (transformers 4.57)."""
-        return self.keys.shape[-2]
+    get_max_cache_shape = get_max_length  # in transformers 4.57
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         return self.keys.shape[-2], 0

@@ -46,26 +46,16 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A layer's graph.
+    """A layer's graph."""
 
-    Attributes:
-        graph: nodes in order; its placeholders are `inputs`, then `weights`.
-        inputs: names of the tensors of a call, "" its rows: an argument's, or (argument, index) in a tuple of
-            tensors.
-        weights: names of parameters and buffers within the layer.
-        constants: the other arguments of a call.
-        cache: name of the argument that is the cache.
-        attended: where it attends.
-        is_tuple: whether the layer returns a tuple, whose first part is its rows.
-    """
-
-    graph: fx.Graph
+    graph: fx.Graph  # nodes in order; its placeholders are `inputs`, then `weights`
+    # Names of the tensors of a call, "" its rows: an argument's, or (argument, index) in a tuple of tensors.
     inputs: tuple[str | tuple[str, int], ...]
-    weights: tuple[str, ...]
-    constants: dict[str, Any]
-    cache: str
+    weights: tuple[str, ...]  # names of parameters and buffers within the layer
+    constants: dict[str, Any]  # the other arguments of a call
+    cache: str  # name of the argument that is the cache
     attended: Attended
-    is_tuple: bool
+    is_tuple: bool  # whether the layer returns a tuple, whose first part is its rows
 
 
 class LayerCall(NamedTuple):

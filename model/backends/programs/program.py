@@ -170,25 +170,16 @@ class Part(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """The programs of a layer.
+    """The programs of a layer."""
 
-    Attributes:
-        before: nothing is handed to it -> query, new keys, new values, and what `after` needs.
-        after: attended values, and what it needs -> the layer's rows.
-        whole: buffers of keys and values, and the mask -> the layer's rows; None if it attends in an unusual way.
-    """
-
-    before: Part
-    after: Part
+    before: Part  # nothing is handed to it -> query, new keys, new values, and what `after` needs
+    after: Part  # attended values, and what it needs -> the layer's rows
+    # Buffers of keys and values, and the mask -> the layer's rows; None if it attends in an unusual way.
     whole: Part | None
 
 
 def programs(layer: Captured) -> Programs:
-    """Return the programs of a layer.
-
-    Raises:
-        NoProgramError: if its graph cannot be run in two parts.
-    """
+    """Return the programs of a layer; raise NoProgramError if its graph cannot be run in two parts."""
     nodes: list[Any] = list(layer.graph.nodes)
     (output,) = (node for node in nodes if node.op == "output")
     (update,) = (node for node in nodes if node.target is ours.captured_update.default)

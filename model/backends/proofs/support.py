@@ -205,13 +205,11 @@ class KeyBorders(NamedTuple):
     """Borders that no tree may cross, of models that count keys where they mean positions.
 
     A tree has more keys than its text has tokens, so that across a border it would get the wrong scale.
-
-    Attributes:
-        rope: PhiMoE in transformers 4.57 takes its longrope scale from the number of keys; None: no border.
-        query_step: Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`; 0: never.
     """
 
+    # PhiMoE in transformers 4.57 takes its longrope scale from the number of keys; None: no border.
     rope: int | None
+    # Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`; 0: never.
     query_step: int
 
     @classmethod

@@ -164,11 +164,7 @@ def own_cache_class(model: nn.Module) -> type[Any] | None:
 
 
 def new_own_cache(kind: type[Any], model: Any) -> Any:
-    """Return an empty cache of a model's own class for one text.
-
-    Raises:
-        ValueError: if the class takes arguments that are not known.
-    """
+    """Return an empty cache of a model's own class for one text; raise ValueError if it takes unknown arguments."""
     config = model.config.get_text_config(decoder=True)
     known = {
         "config": config,
@@ -216,12 +212,7 @@ def own_cache_rows(cache: Any, name: str, index: int) -> torch.Tensor | None:
 
 
 class Container:
-    """The states of one name of all layers, in place of a model's own container.
-
-    Args:
-        layers: of the cache; a state is an attribute of its layer.
-        name: of the attribute.
-    """
+    """The states of one name, an attribute of each layer of a cache, in place of a model's own container."""
 
     def __init__(self, layers: Sequence[Any], name: str) -> None:
         self._layers = layers
@@ -238,7 +229,6 @@ class Container:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first layer's state."""
         device: torch.device = self[0].device
         return device
 
@@ -266,16 +256,11 @@ class WatchedContainer:
 
 
 class Branches:
-    """The states after every node of a tree.
-
-    Attributes:
-        base: rows before the tree.
-        after: by layer, the function that gives the state after a node.
-    """
+    """The states after every node of a tree that follows `base` rows."""
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self.after: dict[int, Callable[[int], State]] = {}
+        self.after: dict[int, Callable[[int], State]] = {}  # by layer, gives the state after a node
 
 
 class TextStates:
