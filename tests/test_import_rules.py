@@ -45,7 +45,7 @@ WITH_TRANSFORMERS = {
     ),
     *("model.backends.passes.static_cache", "model.backends.graphs.graphed_target"),
     *("model.kernels.attention", "model.kernels.registered_attention"),
-    "model.backends.programs.layers",
+    *("model.backends.programs.layers", "model.backends.programs.run"),
     *("model.methods.sps.drafter", "model.methods.heads.mtp.guesser"),
     *("model.api.decoder", "model.api.accelerate", "model.api.speculative_method"),
     *("model.api.generate_arguments", "model.api.prepared_call"),

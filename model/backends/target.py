@@ -259,7 +259,7 @@ class TargetModel(PassShapes, LoadedModel):
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
             arguments["position_ids"] = positions[None]
-        if self._layout.wants_positions:
+        if self.wants_positions:
             arguments["cache_position"] = self._layout.cache_position(base, len(token_ids))
         if masks is not None:
             arguments["attention_mask"] = masks

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.linear import is_exact
-from ..kernels.short_pass import top_k
+from ..kernels.operations import top_k
 from ..machine.hardware import downloaded
 from .tree import DraftTree
 

@@ -41,6 +41,7 @@ from .measured_attention import (
     first_letters,
     registered,
 )
+from .operations import is_for_draft
 from .registered_attention import (
     USUAL,
     is_special,
@@ -48,7 +49,7 @@ from .registered_attention import (
     register_attention,
     usual_attention,
 )
-from .short_pass import DTYPES, attend, is_for_draft, short_pass_kernel
+from .short_pass import DTYPES, attend, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 

@@ -39,7 +39,8 @@ import torch
 from torch import nn
 
 from ..machine.own_forwards import OwnForwards
-from .short_pass import DTYPES, few_rows, has_bfloat16_units, short_pass_kernel
+from .operations import few_rows
+from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
 # Numbers and bytes of a block, by the name of its type in llama.cpp.
 TYPES = {

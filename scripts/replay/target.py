@@ -28,7 +28,7 @@ from model.commands.model_options import ModelOptions
 from model.engine.backend import PREFILL_CHUNK, PromptChunk
 from model.engine.read_out import ReadOut, logit_samples_of, read_out, sampled_ids
 from model.engine.tree import DraftTree, TreeTopology
-from model.kernels.short_pass import top_k
+from model.kernels.operations import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording, Source
 
 UNKNOWN = -1  # the place of a text that is not in the recording

@@ -24,7 +24,7 @@ from ...engine.drafter import DeviceDrafting
 from ...engine.read_out import Candidates, tie_gaps
 from ...engine.tree import DraftTree, TreeTopology
 from ...engine.verification import Acceptance, accepted_walk, check_finite
-from ...kernels.short_pass import top_k
+from ...kernels.operations import top_k
 from ...machine.hardware import downloaded, uploaded, write
 from ..passes.static_cache import GraphCache, StaticView
 from ..target import TargetModel

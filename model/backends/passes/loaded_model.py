@@ -26,7 +26,8 @@ from ...kernels.measured_attention import LayerHeads
 from ...kernels.norms import FusedNorms, fused_norms
 from ...machine.hardware import machine_key, use_huge_pages
 from ...machine.own_forwards import OwnForwards
-from ..programs.layers import LayerPrograms, layer_programs
+from ..programs.layers import layer_programs
+from ..programs.run import LayerPrograms
 from ..proofs.support import (
     KeyBorders,
     OwnCode,
@@ -138,6 +139,7 @@ class LoadedModel:
         self.masks = TreeMasks(self.config)
         self.key_borders = KeyBorders.of(self.config)
         self._layout = layout = CacheLayout(model)
+        self.wants_positions = layout.wants_positions
         with self.lock, torch.no_grad():
             layout.probe(self.run)
         self.layer_shapes, self.mixers = layout.shapes, layout.mixers

@@ -30,7 +30,7 @@ from ...budget.memory import MAX_BYTES, check_topk
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...kernels.short_pass import top_k
+from ...kernels.operations import top_k
 from ...options import STARTS, Options, option
 from .sources import NONE, EarlierText, SuccessorTable
 

@@ -34,7 +34,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.read_out import logit_samples_of
 from ...engine.tree import DraftTree
-from ...kernels.short_pass import top_k
+from ...kernels.operations import top_k
 from ...options import Options, budget_option, option, start_option
 from .. import METHODS, drafter_class
 from ..heads.mtp.guesser import MtpGuesser

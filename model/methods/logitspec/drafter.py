@@ -26,7 +26,7 @@ import torch
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...kernels.short_pass import top_k
+from ...kernels.operations import top_k
 from ...options import Options, option
 
 # Longest branch by the rank of its first token among the last logits, 0 for the likeliest: up to rank 8

@@ -29,7 +29,7 @@ from ...budget.memory import check_ids, check_names, check_size, check_tensor
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...kernels.short_pass import top_k
+from ...kernels.operations import top_k
 from ...options import Options, option, start_option
 from .automaton import ROOT, Automaton, PathTree
 

@@ -34,7 +34,7 @@ from ...budget.tree_template import TreeTemplate, read_template
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
-from ...kernels.short_pass import top_k
+from ...kernels.operations import top_k
 from ...machine.hardware import Kept
 from ...options import Options, option, start_option, unknown_name
 from .adjacency import AdjacencyMatrix, DeviceTemplate

@@ -8,18 +8,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.kernels import short_pass
-from model.kernels.short_pass import BLOCK, SMALL, WIDE, short_pass_kernel, top_k
+from model.kernels import operations
+from model.kernels.operations import BLOCK, SMALL, WIDE, top_k
+from model.kernels.short_pass import short_pass_kernel
 
 
 @pytest.fixture(autouse=True, params=["kernel", "blocks"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Find the largest in both ways."""
     if request.param == "blocks":
-        monkeypatch.setattr(short_pass, "short_pass_kernel", lambda: None)
+        monkeypatch.setattr(operations, "short_pass_kernel", lambda: None)
     elif not short_pass_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
-    monkeypatch.setattr(short_pass, "WIDE", 1)  # narrow rows, too, are for the kernel
+    monkeypatch.setattr(operations, "WIDE", 1)  # narrow rows, too, are for the kernel
 
 
 @pytest.mark.parametrize("width", [7, 1000, 8192, 32000, 50257, 16 * BLOCK + 5])

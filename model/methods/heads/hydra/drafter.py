@@ -31,7 +31,7 @@ from ....backends.target import TargetModel
 from ....engine.budget import DraftBudget
 from ....engine.drafter import VerifiedStep
 from ....engine.tree import DraftTree
-from ....kernels.short_pass import top_k
+from ....kernels.operations import top_k
 from ....machine.hardware import uploaded
 from ....options import Options, option
 from ..drafter import NUM_NODES, Level, StaticHeadDrafter, levels_of
