@@ -66,11 +66,7 @@ def start_option(text: str) -> Any:
 
 
 def integer(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
-    """Return an integer, numpy's too, as Python's.
-
-    Raises:
-        ValueError: if it is not an integer (True is not one), or not within the bounds.
-    """
+    """Return an integer, numpy's too, as Python's; ValueError if it is none (True is none), or out of bounds."""
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_integer or not least <= int(value) <= most:
         bounds = f" of {least:g} or more" if most == math.inf else f" of {least} to {most}"
@@ -81,22 +77,14 @@ def integer(name: str, value: Any, least: float = -math.inf, most: float = math.
 
 
 def number(name: str, value: Any, allowed: str = "finite numbers") -> float:
-    """Return a finite number, numpy's too, as Python's float.
-
-    Raises:
-        ValueError: if it is none, such as True, "0.5" or NaN; `allowed` ends its text.
-    """
+    """Return a finite number, numpy's too, as Python's; ValueError, ended by `allowed`, for True, "0.5" or NaN."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name}: got {value!r}; allowed: {allowed}")
     return float(value)
 
 
 def temperature_of(value: Any) -> float:
-    """Return a temperature: 0 is greedy decoding.
-
-    Raises:
-        ValueError: for any other value than 0 and those within `TEMPERATURES`.
-    """
+    """Return a temperature; ValueError for any other value than 0, greedy decoding, and those in `TEMPERATURES`."""
     least, most = TEMPERATURES
     allowed = f"0 (greedy), or {least:g} to {most:g} (sampling)"
     found = number("temperature", value, allowed)
@@ -182,19 +170,14 @@ def chosen(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of tables for a method, which its package keeps in `WORDS`, by the method's name.
-
-    Attributes:
-        title: the method's name for people.
-        published: its name in other people's tables; empty if it is in none.
-        options: its options, or "name=value", in words; "{}" stands for the value.
-        variants: words that follow the title where an option has a value, by "name=value"; the first one counts.
-            They tell what a paper describes from what this project made of it.
-    """
+    """The words of tables for a method, which its package keeps in `WORDS`, by the method's name."""
 
     title: str
-    published: str = ""
+    published: str = ""  # its name in other people's tables; empty if it is in none
+    # Options, or "name=value", in words; "{}" stands for the value.
     options: Mapping[str, str] = field(default_factory=dict)
+    # By "name=value" of an option, words that follow the title; the first one counts. They tell what a paper
+    # describes from what this project made of it.
     variants: Mapping[str, str] = field(default_factory=dict)
 
 

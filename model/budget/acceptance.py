@@ -23,10 +23,8 @@ FIRST_WAIT, LONGEST_WAIT = 100, 1600
 class AcceptanceRates:
     """Acceptance rates of the kinds of guesses, learned while decoding.
 
-    Args:
-        prior: the initial rate of each kind.
-        strength: number of observations that the prior counts for.
-        memory: most observations that a rate is averaged over; older ones fade, as the text changes.
+    Each begins with its prior, which counts for `strength` observations, and is averaged over at most `memory` of
+    them: older ones fade, as the text changes.
     """
 
     def __init__(
@@ -65,16 +63,12 @@ class AcceptanceRates:
 
 
 class ChainAcceptance:
-    """For every kind of chain and place in it: how often that guess is right if all before it were.
-
-    Args:
-        num_kinds: number of kinds of chains, such as lengths of the match before them.
-        length: length of the longest chain.
+    """For every kind of chain, such as the length of the match before it, and place in a chain of at most `length`:
+    how often that guess is right if all before it were.
     """
 
     def __init__(self, num_kinds: int, length: int) -> None:
-        self._num_kinds = num_kinds
-        self._length = length
+        self._num_kinds, self._length = num_kinds, length
         self._rates = AcceptanceRates([PRIOR] * (num_kinds * length))
 
     def paying(self, kind: int, length: int, cost_curve: CostCurve) -> int:

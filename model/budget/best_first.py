@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import chain
+from operator import neg
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -32,7 +33,7 @@ ANY_TOKEN = -1  # of a node: whatever its token is
 EDGES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004)
 CENTRES = (0.95, 0.82, 0.67, 0.52, 0.37, 0.25, 0.155, 0.093, 0.055, 0.03, 0.015, 0.007, 0.002)
 # Edges of negated probabilities, which rise.
-MINUS_EDGES = tuple(-edge for edge in EDGES)
+MINUS_EDGES = tuple(map(neg, EDGES))
 
 HEADER = Path(__file__).with_name("best_first.h")
 # No fused multiply-add, so that numbers equal Python's.
@@ -82,14 +83,13 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
 class Growth:
     """A source of guesses in C++, which keeps a text and grows trees; base of the sources.
 
+    `tokens` and `parents` are those of the last tree's nodes; later entries are meaningless.
+
     Args:
         library: of the functions.
         name: that their names begin with: "pool" for `pool_new`, `pool_free`, `pool_start` and so on.
         declared: the C++ text that declares the struct of the source.
         shared: its numbers and arrays, by name.
-
-    Attributes:
-        tokens, parents: of the nodes of the last tree; later entries are meaningless.
     """
 
     # The source of each kind of guess, if there are several.
@@ -114,7 +114,6 @@ class Growth:
         return sibling
 
     def _open(self) -> None:
-        """Make what C++ keeps of a text, and the last tree."""
         verbs = ("new", "free", "start", "append", "grow", "offer", "take")
         new, free, self._start, self._append, self._grow, self._offer, self._take = (
             getattr(self._library, f"{self._name}_{verb}") for verb in verbs

@@ -189,9 +189,7 @@ class CostModel:
     def of_texts(self, num_texts: int, for_text: tuple[float, float]) -> CostModel:
         """Return the costs of a step of several texts by 1 and the drafted nodes of all, with nothing learned.
 
-        Args:
-            num_texts: each with a root of its own.
-            for_text: milliseconds that a further text adds, its root aside, near and far.
+        A further text adds the milliseconds `for_text`, near and far, beside those of its root.
         """
         larger = [size for size in self.sizes if size > num_texts]
         near, far = (
@@ -209,8 +207,9 @@ class CostModel:
         """Return the costs after `context` cached tokens: attention grows linearly with it."""
         block = context // BLOCK
         if block not in self._at:
+            plain, drafting = self._speed.plain_factor, self._speed.drafting_factor
             corrected = [
-                self._cost(index, block) * self._expected_factor(index) * correction.factor
+                self._cost(index, block) * plain * (drafting if index else 1.0) * correction.factor
                 for index, correction in enumerate(self._corrections)
             ]
             # A smaller pass never costs more: if it was measured so, that was noise.
@@ -245,10 +244,6 @@ class CostModel:
             self._at.clear()
             for each in self._corrections:
                 each.fade()
-
-    def _expected_factor(self, index: int) -> float:
-        """Return the expected time of a step relative to its pass on the curve, from steps of all sizes."""
-        return self._speed.plain_factor * (self._speed.drafting_factor if index else 1.0)
 
     def _cost(self, index: int, block: int) -> float:
         """Return the milliseconds of a pass of a size, in the middle of a block of context lengths."""

@@ -100,11 +100,10 @@ def read_or_measure(target: TargetModel) -> CostModel:
 class Measurement:
     """A measured cost curve, and how steady the machine was meanwhile."""
 
-    costs: CostModel  # the curve
+    costs: CostModel
     # Relative interquartile range of a pass's repeated timings, the median over passes.
     spread: float
-    # Share of the time in which the measuring thread could not run; 0 on other devices than the CPU,
-    # for which a thread may sleep.
+    # Share of the time in which the measuring thread could not run; 0 where it may sleep, as beside a GPU.
     lost: float
 
     @classmethod
@@ -166,10 +165,11 @@ def measure_costs(target: TargetModel) -> Measurement:
 def _times(target: TargetModel) -> dict[tuple[int, int], list[float]]:
     """Return repeated timings in milliseconds by (index of the context, nodes), the last one of one node."""
     # With padded drafts only the bucket sizes matter; no chain is longer than the context.
+    longest = target.context_limit(1) or math.inf
     plan = [
         (place, size)
         for place, size in PLAN
-        if target.padded_size(size) == size and size <= _longest(target)
+        if target.padded_size(size) == size and size <= longest
     ]
     time_of = _timer(target, {size for _, size in plan}, farthest=1)
     times: dict[tuple[int, int], list[float]] = {}
@@ -215,13 +215,10 @@ def _curve(medians: Mapping[tuple[int, int], float], contexts: Sequence[int]) ->
     return CostModel(sizes, near, far)
 
 
-def _longest(target: TargetModel) -> int:
-    return target.context_limit(1) or CONTEXTS[1] + MAX_MEASURED_NODES
-
-
 def contexts_of(target: TargetModel) -> list[int]:
     """Return `CONTEXTS`, or what a model with a short context has room for."""
-    return [max(0, min(context, _longest(target) - MAX_MEASURED_NODES)) for context in CONTEXTS]
+    longest = (target.context_limit(1) or math.inf) - MAX_MEASURED_NODES
+    return [max(0, int(min(context, longest))) for context in CONTEXTS]
 
 
 def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:

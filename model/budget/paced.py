@@ -111,11 +111,7 @@ class PacedDrafter(Drafter):
 
 
 class BatchBudget:
-    """Divides the drafted nodes of a step among the texts of a batch (`model.engine.batch`).
-
-    Args:
-        target: the model; its costs are measured if they are not known.
-    """
+    """Divides the drafted nodes of a step among the texts of a batch (`model.engine.batch`)."""
 
     def __init__(self, target: TargetModel) -> None:
         self._measured = step_costs(target)
@@ -175,15 +171,11 @@ class BatchBudget:
 
 
 def batch_budget(drafter: Drafter, target: TargetModel) -> BatchBudget | None:
-    """Return the budget of a batch whose texts draft with this method.
-
-    Returns:
-        None if their trees have fixed sizes, or if they cannot share passes: then each has a budget of its own.
+    """Return the budget of a batch whose texts draft with this method; None if their trees have fixed sizes, or if
+    they cannot share passes: then each has a budget of its own.
     """
-    if why_not_packed(target):
-        return None
     wants_costs = isinstance(drafter, CostAwareDrafter) and drafter.wants_costs
-    return BatchBudget(target) if wants_costs else None
+    return BatchBudget(target) if wants_costs and not why_not_packed(target) else None
 
 
 def text_costs(target: TargetModel) -> tuple[float, float]:

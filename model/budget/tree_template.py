@@ -19,11 +19,7 @@ MAX_BYTES = 16 * 2**20
 
 
 class TreeTemplate:
-    """A checked template: nodes by level, each with its parent node and its rank.
-
-    Args:
-        paths: rank paths without the root, in any order; sorted here by depth.
-        name: its name in errors.
+    """A checked template of rank paths without the root, in any order: nodes by level, each with parent and rank.
 
     Raises:
         ValueError: naming the wrong path: empty, not of integers >= 0, duplicated, or without its ancestor.
@@ -96,12 +92,8 @@ def read_template(file: Path, name: str) -> TreeTemplate:
 def read_rank_paths(file: Path, name: str) -> list[list[int]]:
     """Read unchecked rank paths from a JSON file, in its order.
 
-    Args:
-        file: the file.
-        name: its name in errors.
-
     Raises:
-        ValueError: if the file cannot be read or parsed, or holds no list, or an empty one.
+        ValueError: with the name, if the file cannot be read or parsed, or holds no list, or an empty one.
     """
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(

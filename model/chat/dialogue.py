@@ -30,12 +30,9 @@ MATRIX = "adjacency"
 
 
 class Dialogue:
-    """The messages so far, and the decoder that answers the next one.
+    """The messages so far, and the decoder that answers the next one; turn i draws with seed + i.
 
-    Args:
-        decoder: model, tokenizer and the first method.
-        seed: seed of the draws; turn i draws with seed + i.
-        options: options of `SpeculativeDecoder.stream`, such as `max_new_tokens` and `temperature`.
+    `options` are those of `SpeculativeDecoder.stream`, such as `max_new_tokens` and `temperature`.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, seed: int = 0, **options: Any) -> None:
@@ -112,10 +109,7 @@ def default_drafter(
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Return the token ids of a prompt that asks for the next answer.
-
-    Uses the tokenizer's chat template; without one, the messages are joined line by line.
-    """
+    """Return the token ids of a prompt that asks for the next answer; without a chat template, lines are joined."""
     if not getattr(tokenizer, "chat_template", None):
         text = "".join(f"{message['content']}\n" for message in messages)
         return list(tokenizer(text).input_ids)
@@ -125,8 +119,7 @@ def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
 class ChatSetup:
     """A chat whose options have been checked as far as possible without the weights.
 
-    Args:
-        options: the parsed command line; `model` and `sampling` are the configs made of it.
+    Its argument is the parsed command line; `model` and `sampling` are the configs made of it.
 
     Raises:
         UserError: if something given cannot be used.
@@ -164,7 +157,10 @@ class ChatSetup:
 
     def matrix_report(self, dialogue: Dialogue | None = None) -> str:
         """Return the row of the token asked for, one successor a line; without a dialogue of the saved matrix."""
-        memory = self._memory if dialogue is None else self._used(dialogue).memory()
+        memory = self._memory
+        if dialogue is not None:
+            dialogue.use(self._method)
+            memory = dialogue.decoder.drafter.memory()
         successors = memory[MATRIX][self._token_id].tolist()
         head = f"token {self._token_id} {self._piece(self._token_id)}: "
         if not any(successors):
@@ -176,12 +172,9 @@ class ChatSetup:
 
     def save(self, dialogue: Dialogue) -> None:
         if self._options.save_matrix:
-            drafter = self._used(dialogue)
+            dialogue.use(self._method)
+            drafter = dialogue.decoder.drafter
             write_memory(drafter, Path(self._options.save_matrix), self._tokenizer)
-
-    def _used(self, dialogue: Dialogue) -> Drafter:
-        dialogue.use(self._method)
-        return dialogue.decoder.drafter
 
     def _check_prompt(self) -> None:
         """Refuse a prompt that does not fit the context, and a chat template that fails."""
@@ -221,9 +214,9 @@ class ChatSetup:
                 return int(given)
             raise UserError(f"show_matrix: got {given}; allowed: ids below {self._vocab_size}")
         ids: list[int] = self._tokenizer(given, add_special_tokens=False).input_ids
-        if len(ids) != 1 and given in self._tokenizer.get_vocab():
-            return int(self._tokenizer.get_vocab()[given])
         if len(ids) != 1:
+            if given in self._tokenizer.get_vocab():
+                return int(self._tokenizer.get_vocab()[given])
             pieces = " ".join(self._piece(token) for token in ids)
             raise UserError(
                 f"show_matrix: {printable(given)!r} is {len(ids)} tokens: {pieces}; give one of "

@@ -57,11 +57,7 @@ class UserError(Exception):
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse words of the command line that are not text in its encoding.
-
-    Raises:
-        UserError: naming `what`.
-    """
+    """Raise a UserError that names `what` for words of the command line that are not text in its encoding."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -142,7 +138,7 @@ def add_options(
         kind = _value_type(hints[item.name])
         text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, (), "") and kind is not bool:
-            text += f" (default: {_shown(item.default)})"
+            text += f" (default: {str(item.default).removeprefix(f'{CHECKOUT}/')})"
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
         if kind is bool:
             is_switch = item.default is False
@@ -164,29 +160,17 @@ def _value_type(hint: Any) -> Callable[[str], Any]:
     return kind
 
 
-def _shown(default: Any) -> str:
-    """Return a default as text without this machine's folders."""
-    return str(default).removeprefix(f"{CHECKOUT}/")
-
-
 def config_of(config_class: type[Config], given: Mapping[str, Any]) -> Config:
-    """Return a config made from the given options.
-
-    Raises:
-        UserError: if a value is not allowed.
-    """
+    """Return a config made from the given options; raises UserError if a value is not allowed."""
     names = [item.name for item in dataclasses.fields(config_class) if item.name in given]  # type: ignore[arg-type]
     with user_errors():
         return config_class(**{name: given[name] for name in names})
 
 
 def named_method(words: Sequence[str]) -> Method | None:
-    """Return the method that --method names, before any other option is read: it decides which there are.
+    """Return the method that --method names, None without; raises UserError if there is none of that name.
 
-    Returns None without --method.
-
-    Raises:
-        UserError: if there is no such method.
+    It is read before any other option, as it decides which there are.
     """
     parser = OptionParser(add_help=False)
     _add_name(parser)
@@ -204,11 +188,7 @@ def add_method(parser: argparse.ArgumentParser, method: Method | None) -> None:
 
 
 def options_of(method: Method | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of the method, of those given and its defaults; {} without a method.
-
-    Raises:
-        UserError: if a value is not allowed.
-    """
+    """Return all options of the method, of those given and its defaults; {} without a method."""
     return dataclasses.asdict(config_of(method.config_class, given)) if method else {}
 
 

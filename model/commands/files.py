@@ -33,32 +33,20 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write bytes, or a text as UTF-8 with its line ends; readers see the old content or all of the new one.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
+    """Write bytes, or a text as UTF-8 with its line ends, as `replace_file`."""
     data = content if isinstance(content, bytes) else content.encode("utf-8")
     replace_file(Path(path), lambda file: file.write_bytes(data))
 
 
 def check_output(file: str | Path, option: str) -> None:
-    """Refuse an output file that could not be written later.
-
-    Raises:
-        UserError: if its folder does not exist or cannot be written, or it is a folder itself.
-    """
+    """Raise UserError for an output file that could not be written later."""
     folder = Path(file).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(file).is_dir():
         raise UserError(f"{option}: got {file}; allowed: a file in an existing, writable folder")
 
 
 def refuse_outputs(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
-    """Refuse to overwrite an input, or to write one file twice.
-
-    Raises:
-        UserError: names the file.
-    """
+    """Raise a UserError that names the file where an input would be overwritten, or one file written twice."""
     taken = {Path(path).resolve(): "one of the files to read" for path in inputs}
     for output in outputs:
         place = Path(output).resolve()
@@ -85,11 +73,7 @@ def read_text(path: Path, what: str, max_bytes: int) -> str:
 
 
 def check_file(path: Path, what: str, max_bytes: int) -> None:
-    """Refuse anything but an ordinary file of at most `max_bytes`.
-
-    Raises:
-        UserError: if it does not exist, is not an ordinary file, or too large.
-    """
+    """Raise UserError for anything but an ordinary file of at most `max_bytes`."""
     try:
         size = path.stat().st_size
         is_ordinary = path.is_file()

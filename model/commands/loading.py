@@ -55,8 +55,7 @@ class CheckedModel(NamedTuple):
     dtype: torch.dtype
     hf_config: Any
     tokenizer: Any
-    # How they are kept (`choose_weights`).
-    weights: str | None = None
+    weights: str | None = None  # how they are kept (`choose_weights`)
 
     @property
     def vocab_size(self) -> int | None:
@@ -94,28 +93,18 @@ def check_model(
     hf_config, tokenizer = load_config_and_tokenizer(
         options.model_path, options.trust_remote_code, options.allow_pickle
     )
-    weights = _weights(options, device, dtype, hf_config)
-    return CheckedModel(device, dtype, hf_config, tokenizer, weights)
-
-
-def _weights(
-    options: ModelOptions, device: torch.device, dtype: torch.dtype, hf_config: Any
-) -> str | None:
-    asked = options.weights
-    if asked == "auto" and options.kernels == "off":
-        if not is_gguf(options.model_path):
-            return None
-        asked = "dequantised"
-    with user_errors():
-        return choose_weights(options.model_path, asked, device, dtype, hf_config)
+    weights, without_kernels = options.weights, options.kernels == "off"
+    if weights == "auto" and without_kernels and is_gguf(options.model_path):
+        weights = "dequantised"
+    kept = None
+    if weights != "auto" or not without_kernels:
+        with user_errors():
+            kept = choose_weights(options.model_path, weights, device, dtype, hf_config)
+    return CheckedModel(device, dtype, hf_config, tokenizer, kept)
 
 
 def check_prompt(checked: CheckedModel, length: int) -> None:
-    """Refuse a prompt of so many tokens that no answer fits, before the weights load.
-
-    Raises:
-        UserError: with the model's limit.
-    """
+    """Raise UserError for a prompt of so many tokens that no answer fits, before the weights load."""
     limit = context_limit(checked.hf_config.get_text_config(decoder=True), length)
     if limit is not None and length >= limit:
         raise UserError(
@@ -125,11 +114,7 @@ def check_prompt(checked: CheckedModel, length: int) -> None:
 
 
 def choose_device(options: ModelOptions) -> torch.device:
-    """Return the device for the model.
-
-    Raises:
-        UserError: if it does not exist here, cannot be used, or contradicts the number of GPUs.
-    """
+    """Return the device; raises UserError if it cannot be used here, or contradicts the number of GPUs."""
     name = auto_device() if options.device == "auto" else options.device
     try:
         device = torch.device(name)
@@ -231,10 +216,7 @@ def _refuse_pickles(folder: Path) -> None:
 
 
 def _refuse_pickles_of_hub(name: str) -> None:
-    """Refuse a repository of the hub that has its weights only as pickles.
-
-    Transformers would ask a bot to convert them, wait for it, and load what it made.
-    """
+    """Refuse a repository of pickles alone: transformers would ask a bot to convert them, and load what it made."""
     try:
         if any(has_file(name, file) for file in SAFETENSORS):
             return
@@ -275,11 +257,7 @@ def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
 
 
 def target_of(model: Any, options: ModelOptions) -> TargetModel:
-    """Return the target of a loaded model, whose passes run as the options say; not yet tested.
-
-    Raises:
-        UnsupportedModelError: as `TargetModel`.
-    """
+    """Return the target of a loaded model, whose passes run as the options say; not yet tested."""
     use_kernels = options.kernels != "off"
     if options.graphs == "off" or model.device.type != "cuda":
         return TargetModel(model, use_kernels)
@@ -330,11 +308,7 @@ def load_decoder(
     method: Method | None,
     method_options: Mapping[str, Any],
 ) -> SpeculativeDecoder:
-    """Load the weights, and return what decodes with a method; None: what pays on the device.
-
-    Raises:
-        UserError: if the model cannot be loaded, or not with this method.
-    """
+    """Load the weights, and return what decodes with a method; None: what pays on the device."""
     target = load_target(options, checked)
     with user_errors():
         return SpeculativeDecoder(
@@ -378,11 +352,7 @@ def read_memory(file: str | None, tokenizer: Any = None) -> dict[str, torch.Tens
 
 
 def write_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
-    """Save what the drafter keeps across prompts; a reader sees the whole file or none.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
+    """Save what the drafter keeps across prompts; a reader sees the whole file or none."""
     try:
         saved.save_memory(drafter, file, tokenizer)
     except (OSError, SafetensorError) as error:

@@ -110,9 +110,9 @@ def declare_functions(library: ctypes.CDLL, source: str) -> None:
 
 
 def shared_struct(source: str, values: Mapping[str, float | np.ndarray]) -> ctypes.Structure:
-    """Return the struct `Shared` that a C++ source declares, with these numbers and arrays.
+    """Return the struct `Shared` that a C++ source declares, with these numbers and the addresses of these arrays.
 
-    The struct holds the addresses of the arrays; the caller keeps the arrays alive.
+    The caller keeps the arrays alive.
 
     Raises:
         TypeError: if the names or the dtypes of arrays are not the declared ones.
@@ -128,17 +128,16 @@ def shared_struct(source: str, values: Mapping[str, float | np.ndarray]) -> ctyp
     fields = [(name, _type(kind)) for name, kind in members.items()]
     shared: ctypes.Structure = type("Shared", (ctypes.Structure,), {"_fields_": fields})()
     for name, kind in members.items():
-        setattr(shared, name, _member(name, kind, values[name]))
+        value = values[name]
+        if isinstance(value, np.ndarray):
+            if not kind.endswith("*") or value.dtype != ELEMENTS[kind[:-1]]:
+                raise TypeError(
+                    f"struct Shared, {name}: got an array of {value.dtype}; allowed: {kind}"
+                )
+            value = value.ctypes.data
+        setattr(shared, name, value)
     return shared
 
 
 def _type(kind: str) -> Any:
     return ctypes.c_void_p if kind.endswith("*") else NUMBERS[kind]
-
-
-def _member(name: str, kind: str, value: float | np.ndarray) -> float:
-    if not isinstance(value, np.ndarray):
-        return value
-    if not kind.endswith("*") or value.dtype != ELEMENTS[kind[:-1]]:
-        raise TypeError(f"struct Shared, {name}: got an array of {value.dtype}; allowed: {kind}")
-    return value.ctypes.data

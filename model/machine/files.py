@@ -22,10 +22,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 def atomic_write(file: Path) -> Iterator[Path]:
     """Yield the path to write a file's new content to; it takes the file's name when the block ends.
 
-    If the block fails, the old file is as it was.
-
-    Raises:
-        OSError: if the file cannot be replaced.
+    If the block fails, or the file cannot be replaced (OSError), the old one is as it was.
     """
     # The same folder: a rename is atomic only within one file system.
     writer = f"{os.getpid()}-{threading.get_ident()}"
@@ -52,11 +49,9 @@ def written_state(path: str | Path) -> tuple[tuple[str, int, int, int], ...]:
 
 
 def refuse_lfs_pointer(file: str | Path, what: str) -> None:
-    """Raise ValueError if a file is what Git leaves in place of a large one that was not fetched.
+    """Raise ValueError, its text beginning with `what`, if a file is what Git leaves in place of one not fetched.
 
-    Args:
-        file: its path; one that cannot be read is left to its reader.
-        what: beginning of the error's text, such as "heads FOLDER: model.safetensors".
+    A file that cannot be read is left to its reader.
     """
     try:
         with open(file, "rb") as content:

@@ -124,12 +124,9 @@ class Captured(NamedTuple):
 
 
 def captured(call: Callable[[], Any], device: torch.device, pool: Any = None) -> Captured:
-    """Capture a call without executing it; it must have run once before.
+    """Capture a call, which only launches kernels on a GPU, without executing it; it must have run once before.
 
-    Args:
-        call: launches kernels on the device, and does nothing else.
-        device: a GPU.
-        pool: memory that is shared with other graphs, from `torch.cuda.graph_pool_handle`; None: its own.
+    `pool` is memory that is shared with other graphs, from `torch.cuda.graph_pool_handle`; None: its own.
 
     Raises:
         RuntimeError: if it does what a graph cannot hold, such as waiting for the device.

@@ -18,8 +18,6 @@ Forward = Callable[..., Any]
 
 
 class _Thread(threading.local):
-    """A thread's own answer to whether a pass with replaced functions runs in it."""
-
     is_in_pass = False
 
 
@@ -43,12 +41,7 @@ def in_pass() -> Iterator[None]:
 
 
 class OwnForward:
-    """A function in place of a module's forward, for passes of the thread that asked for it.
-
-    Args:
-        module: the module, whose own forward all others call.
-        function: called in a pass of this thread.
-    """
+    """A function in place of a module's forward in passes of this thread; all others call the module's own."""
 
     __slots__ = ("_function", "_module", "_own")
 
@@ -67,12 +60,7 @@ class OwnForward:
 
 
 class OwnForwards:
-    """Functions in place of the forwards of some modules.
-
-    Args:
-        functions: by module.
-        replaces_users: whether they also stand in place of a forward that was set on a module itself.
-    """
+    """Functions by module, in place of its forward; with `replaces_users` also of one that was set on it itself."""
 
     def __init__(
         self, functions: Mapping[nn.Module, Forward], replaces_users: bool = False

@@ -39,12 +39,7 @@ def relative_spread(times: Sequence[float]) -> float:
 
 
 def seconds_of(call: Callable[[], object], synchronize: Callable[[], object]) -> float:
-    """Return the seconds from a call until the device has finished its work.
-
-    Args:
-        call: the call to time.
-        synchronize: waits for the device; called before and after `call`.
-    """
+    """Return the seconds from a call until the device, for which `synchronize` waits, has finished its work."""
     synchronize()
     start = time.perf_counter()
     call()
