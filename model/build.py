@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from .commands.command_line import OptionParser, UserError, command_of, run_command
-from .machine.cpp import BuildError
+from .machine.files import BuildError
 
 COMMAND = command_of("build")
 EXAMPLES = f"""\

@@ -42,7 +42,7 @@ from .commands.model_options import (
     auto_device,
     default_dtype,
 )
-from .machine.cpp import BuildError
+from .machine.files import BuildError
 from .machine.packages import NAME, installed_version, requirements, versions
 
 if TYPE_CHECKING:

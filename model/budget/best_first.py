@@ -4,11 +4,15 @@ For a node's context, a source gives the possible next tokens with their probabi
 accepted if its whole path is, so its probability is the product along the path. Growing in falling
 order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
 the number to keep is chosen while growing (`model.engine.budget`).
+
+Functions and structs are declared once, in C++, and read from its text, so that Python cannot disagree about an
+order or a type.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,14 +20,14 @@ from copy import copy
 from itertools import chain
 from operator import neg
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..engine.budget import MARGIN, DraftBudget
 from ..engine.drafter import Drafter
 from ..engine.tree import DraftTree
-from ..machine.cpp import BuildError, built, declare_functions, shared_struct
+from ..machine.files import BuildError, built
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
@@ -38,6 +42,21 @@ MINUS_EDGES = tuple(map(neg, EDGES))
 HEADER = Path(__file__).with_name("best_first.h")
 # No fused multiply-add, so that numbers equal Python's.
 OPTIONS = ("-ffp-contract=off",)
+NUMBERS: dict[str, Any] = {
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "double": ctypes.c_double,
+}
+ELEMENTS = {
+    "int64_t": np.int64,
+    "int32_t": np.int32,
+    "int8_t": np.int8,
+    "uint8_t": np.uint8,
+    "double": np.float64,
+}
+STRUCT = re.compile(r"^struct Shared \{$(.*?)^\};$", re.MULTILINE | re.DOTALL)
+MEMBERS = re.compile(r"(?:const )?(\w+\*?) ([\w, ]+);")
+FUNCTION = re.compile(r"^(\w+\*?) (\w+)\(([^)]*)\) \{", re.MULTILINE)
 
 
 class Guesses(NamedTuple):
@@ -64,7 +83,7 @@ def tree_library(source: Path, what: str) -> Path:
 
 
 def loaded(source: Path, what: str) -> ctypes.CDLL:
-    """Return the library of a C++ file that grows trees, built if needed (`model.machine.cpp`).
+    """Return the library of a C++ file that grows trees, built if needed (`model.machine.files`).
 
     Raises:
         ValueError: if it cannot be built or loaded here.
@@ -78,6 +97,49 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
         ) from error
     declare_functions(library, source.read_text())
     return library
+
+
+def declare_functions(library: ctypes.CDLL, source: str) -> None:
+    """Give the functions of a library the types that the `extern "C"` block of its source declares."""
+    for result, name, arguments in FUNCTION.findall(source.partition('extern "C" {')[2]):
+        function = getattr(library, name)
+        function.restype = None if result == "void" else _type(result)
+        declared = (argument.split()[-2] for argument in arguments.split(","))
+        function.argtypes = [_type(kind) for kind in declared]
+
+
+def shared_struct(source: str, values: Mapping[str, float | np.ndarray]) -> ctypes.Structure:
+    """Return the struct `Shared` that a C++ source declares, with these numbers and the addresses of these arrays.
+
+    The caller keeps the arrays alive.
+
+    Raises:
+        TypeError: if the names or the dtypes of arrays are not the declared ones.
+    """
+    members = {
+        name: kind
+        for kind, names in MEMBERS.findall(re.sub(r"//.*", "", STRUCT.findall(source)[0]))
+        for name in names.split(", ")
+    }
+    if members.keys() != values.keys():
+        different = ", ".join(sorted(members.keys() ^ values.keys()))
+        raise TypeError(f"struct Shared: {different} in Python or in C++ alone; allowed: in both")
+    fields = [(name, _type(kind)) for name, kind in members.items()]
+    shared: ctypes.Structure = type("Shared", (ctypes.Structure,), {"_fields_": fields})()
+    for name, kind in members.items():
+        value = values[name]
+        if isinstance(value, np.ndarray):
+            if not kind.endswith("*") or value.dtype != ELEMENTS[kind[:-1]]:
+                raise TypeError(
+                    f"struct Shared, {name}: got an array of {value.dtype}; allowed: {kind}"
+                )
+            value = value.ctypes.data
+        setattr(shared, name, value)
+    return shared
+
+
+def _type(kind: str) -> Any:
+    return ctypes.c_void_p if kind.endswith("*") else NUMBERS[kind]
 
 
 class Growth:

@@ -5,7 +5,7 @@ fraction of the memory's speed. Our kernel reads each weight once and sums in fl
 precision too. So does the one for attention (`short_attention.h`): torch's takes 1.3 to 7 times as
 long. A third finds the largest logits of a row in one pass over it.
 
-The files are built once for each version of torch (`model.machine.cpp`).
+The files are built once for each version of torch (`model.machine.files`).
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads; D and E numbers in a key and a value.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ..machine.cpp import BuildError, built
+from ..machine.files import BuildError, built
 
 logger = logging.getLogger(__name__)
 

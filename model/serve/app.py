@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from .protocol import ChatRequest, CompletionRequest, Refusal, TextFields, parse_request
+from .protocol import ChatRequest, CompletionRequest, Refusal, TextRequest, parse_request
 from .service import Service
 
 JSON = "application/json"
@@ -55,7 +55,7 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-async def _answer(service: Service, request: Request, kind: type[TextFields]) -> Response:
+async def _answer(service: Service, request: Request, kind: type[TextRequest]) -> Response:
     options = service.options
     _check_key(request, options.api_key)
     # A page of a foreign site may send other types without asking.

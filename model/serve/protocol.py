@@ -6,7 +6,7 @@ A field that would change the answer and is not served is refused unless it has 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -50,7 +50,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 # As OpenAI's, where a completion names no limit.
 COMPLETION_TOKENS = 16
 
-Request = TypeVar("Request", bound="TextFields")
 StopString = Annotated[str, Field(min_length=1)]
 
 
@@ -122,16 +121,6 @@ class TextFields(_Fields):
         """Strings before which the text ends."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
-    @property
-    def limit(self) -> int | None:
-        """Most new tokens; None if the request does not say."""
-        raise NotImplementedError
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are told for each token; None: no log-probability at all."""
-        raise NotImplementedError
-
 
 class TextPart(_Fields):
     type: Literal["text"]
@@ -153,6 +142,7 @@ class ChatRequest(TextFields):
 
     @property
     def limit(self) -> int | None:
+        """Most new tokens; None if the request does not say."""
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise Refusal("max_completion_tokens: differs from max_tokens; give one of them")
@@ -160,6 +150,7 @@ class ChatRequest(TextFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told for each token; None: no log-probability at all."""
         if self.top_logprobs and not self.logprobs:
             raise Refusal("top_logprobs: needs logprobs: true")
         return self.top_logprobs if self.logprobs else None
@@ -192,7 +183,10 @@ class CompletionRequest(TextFields):
         return self.logprobs
 
 
-def parse_request(kind: type[Request], body: bytes) -> Request:
+TextRequest: TypeAlias = ChatRequest | CompletionRequest
+
+
+def parse_request(kind: type[TextRequest], body: bytes) -> TextRequest:
     """Return the request in a body of JSON; raises a Refusal that names the first field that is wrong."""
     try:
         request = kind.model_validate_json(body)

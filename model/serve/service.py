@@ -16,7 +16,7 @@ from ..engine.rules import token_rule
 from ..engine.text import Request
 from .decoding import DecodingThread, Job, Logprobs, Piece, QueueFullError, TokenLogprob
 from .options import ServeOptions
-from .protocol import ChatRequest, CompletionRequest, Refusal, TextFields
+from .protocol import ChatRequest, CompletionRequest, Refusal, TextRequest
 
 # A system prompt to look for in a prompt.
 MARK = "q8Zsystem"
@@ -32,7 +32,7 @@ class Reply:
 
     def __init__(
         self,
-        asked: TextFields,
+        asked: TextRequest,
         job: Job,
         arrived: asyncio.Queue[Piece | Exception],
         name: str,
@@ -215,7 +215,7 @@ class Service:
         model |= {"owned_by": "token-recycling", "max_model_len": length}
         return {"object": "list", "data": [model]}
 
-    async def begin(self, asked: TextFields, deadline: float) -> Reply:
+    async def begin(self, asked: TextRequest, deadline: float) -> Reply:
         """Queue a request with its latest end, by `time.monotonic`; raises Refusal if it cannot be answered."""
         if asked.model != self._name:
             said = f"model: got {asked.model!r}; allowed: {self._name}"
@@ -240,7 +240,7 @@ class Service:
             raise Refusal(str(error), 503) from error
         return kind(asked, job, arrived, self._name, self.options.request_seconds)
 
-    def _request(self, asked: TextFields) -> tuple[Request, Logprobs | None]:
+    def _request(self, asked: TextRequest) -> tuple[Request, Logprobs | None]:
         limits = self.options
         limit = asked.limit or limits.max_new_tokens
         if limit > limits.max_new_tokens:
@@ -268,10 +268,9 @@ class Service:
             raise Refusal(str(error)) from error
         return request, logprobs
 
-    def _prompt_ids(self, asked: TextFields) -> list[int]:
+    def _prompt_ids(self, asked: TextRequest) -> list[int]:
         if isinstance(asked, CompletionRequest):
             return prompt_ids_of(asked.one_prompt, self._decoder.tokenizer)
-        assert isinstance(asked, ChatRequest)
         messages = [message.model_dump() for message in asked.messages]
         if not self._keeps_system and any(one["role"] == "system" for one in messages):
             raise ValueError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from model.machine.cpp import built
+from model.machine.files import built
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from model.machine.cpp import declare_functions, shared_struct
+from model.budget.best_first import declare_functions, shared_struct
 
 SOURCE = """
 struct Other { int64_t ignored; };
