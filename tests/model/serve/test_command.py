@@ -82,7 +82,7 @@ def test_what_cannot_be_served_is_refused_in_a_line(words: str, said: str) -> No
 def test_a_taken_port_and_missing_packages_are_said_before_weights_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "load", None)
+    monkeypatch.setattr("model.commands.loading.check_model", None)
     if not any(command.find_spec(name) is None for name in command.PACKAGES):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
