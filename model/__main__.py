@@ -9,7 +9,7 @@ from runpy import run_module
 from typing import NoReturn
 
 from . import __version__
-from .commands.command_line import UserError, run_command
+from .commands.command_line import CHECKOUT, UserError, run_command
 from .options import unknown_name
 
 NAME = "token-recycling"
@@ -28,7 +28,6 @@ USAGE = "\n".join(
         *(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()),
     ]
 )
-CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def main() -> NoReturn:
@@ -59,9 +58,6 @@ def _run_harness(module: str) -> NoReturn:
 
     It imports the library as `model`: another package than this one, if this is installed in place. It is in no
     wheel: its packages are called `evaluation` and `scripts`, names not ours alone.
-
-    Raises:
-        UserError: if this is no checkout, nor installed from one in place.
     """
     if Path(__file__).parent.name != "model":
         raise UserError(

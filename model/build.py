@@ -31,11 +31,7 @@ examples:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Build what is not built yet; say what, where, and how long it took. Return the exit code.
-
-    Raises:
-        UserError: if something cannot be built, as without a compiler.
-    """
+    """Build what is not built yet, and say what, where and how long it took; UserError for what cannot be."""
     parser = OptionParser(
         prog=COMMAND,
         description="Build all C++ of the library now, so that no first use waits for the compiler.",

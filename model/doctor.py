@@ -93,11 +93,7 @@ class Finding(NamedTuple):
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Print what is found; return 0, or 1 if a checked model is not as it should be.
-
-    Raises:
-        UserError: if a model cannot be checked.
-    """
+    """Print what is found; return 0, or 1 if a checked model is not as it should be."""
     parser = OptionParser(
         prog=COMMAND,
         description="Show what this machine has, what the library will use, and what to do about "
@@ -168,7 +164,6 @@ def _library() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """Look at the packages that the library needs, and at each extra."""
     wanted = requirements()
     for requirement in wanted.pop(""):
         version, allowed = installed_version(requirement.name), _range(requirement)

@@ -44,11 +44,7 @@ examples:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Continue one text; return the exit code.
-
-    Raises:
-        UserError: if something given cannot be used; one line says why.
-    """
+    """Continue one text; return the exit code, or raise UserError for what cannot be used."""
     words = sys.argv[1:] if argv is None else list(argv)
     method = named_method(words)
     parser = OptionParser(

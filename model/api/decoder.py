@@ -207,7 +207,7 @@ class SpeculativeDecoder:
         _, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
-        return _pieces(running, TextStream(self.tokenizer))
+        return TextStream(self.tokenizer).pieces(running)
 
     def generate_all(
         self,
@@ -397,12 +397,6 @@ class SpeculativeDecoder:
         """
         with self.texts.turns.step:
             self.drafter.load_memory(read_memory(path, self.tokenizer))
-
-
-def _pieces(steps: Iterator[StepRecord], text: TextStream) -> Iterator[StreamPiece]:
-    for step in steps:
-        piece = text.add(step.tokens, is_last=step.stop_reason is not None)
-        yield StreamPiece(piece, step.tokens, step)
 
 
 class TokenRecycling(SpeculativeDecoder):

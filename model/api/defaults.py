@@ -52,12 +52,8 @@ def default_choice(device: torch.device) -> Choice:
 
 
 def paying_options(method: str, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return a method's options and those that make it pay on a device: on a CPU an automatic number of nodes.
-
-    Options that were given stay as they are.
-
-    Raises:
-        ValueError: if a given option is not allowed.
+    """Return a method's options, which stay as given, and those that make it pay on a device: on a CPU an automatic
+    number of nodes; ValueError if a given option is not allowed.
     """
     drafter = drafter_class(method)
     automatic = {**drafter.auto_options, **given}
@@ -77,11 +73,7 @@ def paying_options(method: str, given: Mapping[str, Any], device: torch.device) 
 def choice_of(
     method: str | None, own_method: str | None, options: dict[str, Any], device: torch.device
 ) -> Choice:
-    """Return the method that the user names, else that of the decoder's class, else what pays on the device.
-
-    Raises:
-        ValueError: for options without a method.
-    """
+    """Return the method that the user names, else that of the decoder's class, else what pays on the device."""
     if method is not None:
         return Choice(method, options)
     if own_method is not None:

@@ -26,11 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnsupportedCallError(ValueError):
-    """A call of `generate` that cannot be decoded with drafts; the text says why in one line.
-
-    Attributes:
-        argument: the argument that is the reason.
-    """
+    """A call of `generate` that cannot be decoded with drafts because of an argument; one line says why."""
 
     def __init__(self, argument: str, text: str) -> None:
         super().__init__(text)
@@ -285,11 +281,7 @@ BEFOREHAND = ("token_healing", "cache_implementation")
 
 
 def check(call: PreparedCall) -> None:
-    """Check that a call can be decoded with drafts and then gives what `generate` gives.
-
-    Raises:
-        UnsupportedCallError: for the first argument that cannot be honoured.
-    """
+    """Raise UnsupportedCallError for the first argument with which drafts cannot give what `generate` gives."""
     for name, one in BY_NAME.items():
         value = call.value(name)
         if one.refused is not None and one.refused(value, call):
@@ -352,10 +344,9 @@ INSTEAD = {
 
 
 def refuse_foreign(names: Iterable[str], function: Callable[..., Any]) -> None:
-    """Refuse arguments that a function of decoders got and does not have.
+    """Raise ValueError for the first argument that a function of decoders got and does not have.
 
-    Raises:
-        ValueError: for the first one, with the argument of ours that does it, or where it is taken.
+    It names the argument of ours that does it, or where it is taken.
     """
     where = function.__name__
     for name in names:

@@ -6,7 +6,7 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,12 @@ class TextStream:
         if len(text) > len(before):
             self._known, self._new = self._new[:settled], self._new[settled:]
         return text[len(before) :]
+
+    def pieces(self, steps: Iterable[StepRecord]) -> Iterator[StreamPiece]:
+        """Yield the part of a text that each step adds."""
+        for step in steps:
+            piece = self.add(step.tokens, is_last=step.stop_reason is not None)
+            yield StreamPiece(piece, step.tokens, step)
 
     def _num_settled(self) -> int:
         """Return the number of new tokens before the bytes at the end.

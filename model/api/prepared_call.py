@@ -106,11 +106,7 @@ class PreparedCall:
         return " (from the model's generation_config, not from the call)"
 
     def requests(self) -> list[Request]:
-        """Return what is asked for in each row, whose padding processors and criteria see too.
-
-        Raises:
-            ValueError: if there is no limit.
-        """
+        """Return what is asked for in each row, whose padding processors and criteria see too."""
         limits = [one.max_length for one in self.criteria if type(one) is MaxLengthCriteria]
         if not limits:
             raise ValueError("max_new_tokens: got none; allowed: 1 or more")
@@ -193,9 +189,7 @@ def is_by_row(processor: Any) -> bool:
 
 
 def are_by_row(criteria: StoppingCriteriaList) -> bool:
-    """Whether criteria may be asked about each row of a batch by itself.
-
-    Without an end of text, transformers goes on with a row that another criterion ended until all rows have ended.
-    """
+    """Whether criteria may be asked about each row of a batch by itself."""
+    # Without an end of text, transformers goes on with a row that another criterion ended until all have ended.
     kinds = {type(one) for one in criteria}
     return kinds <= {*CRITERIA} and (EosTokenCriteria in kinds or kinds <= {MaxLengthCriteria})

@@ -97,11 +97,7 @@ def _with_joined_parts(message: Any) -> Any:
 
 
 def num_padding(mask: Sequence[int], length: int) -> int:
-    """Return the number of tokens before a prompt that its attention mask leaves out.
-
-    Raises:
-        ValueError: if it leaves out any other token.
-    """
+    """Return the number of tokens before a prompt that its attention mask leaves out; ValueError for any others."""
     num_unseen = len(mask) - sum(map(bool, mask))
     if len(mask) != length or any(mask[:num_unseen]):
         raise ValueError(

@@ -51,14 +51,6 @@ class SpeculativeMethod:
         method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
         tokenizer: for `stop_strings`.
         options: the method's options.
-
-    Attributes:
-        decoder_class: of the decoder.
-        steps: records of the steps of the call that ended last; of several prompts one text after the other.
-        decoder: the decoder, from the first call on.
-
-    Raises:
-        ValueError: for a tokenizer that is none.
     """
 
     decoder_class: type[SpeculativeDecoder] = SpeculativeDecoder
@@ -68,8 +60,9 @@ class SpeculativeMethod:
         self.method = method
         self.tokenizer = tokenizer
         self.options = options
+        # Of the call that ended last; of several prompts one text after the other.
         self.steps: list[StepRecord] = []
-        self.decoder: SpeculativeDecoder | None = None
+        self.decoder: SpeculativeDecoder | None = None  # from the first call on
         self._saved: Path | None = None  # loaded when there is a decoder
         self._lock = threading.Lock()  # of making the decoder
 
@@ -91,11 +84,7 @@ class SpeculativeMethod:
         return [len(step.tokens) for step in self.steps]
 
     def save(self, path: str | Path) -> None:
-        """Save what the method has learned to a safetensors file.
-
-        Raises:
-            ValueError: before the first call, or if the method keeps nothing across prompts.
-        """
+        """Save what the method has learned to a safetensors file; ValueError if that is nothing."""
         if self.decoder is None:
             raise ValueError(
                 "save: got no call yet, so nothing was learned; allowed: after the first call"
@@ -103,12 +92,7 @@ class SpeculativeMethod:
         self.decoder.save_matrix(path)
 
     def load(self, path: str | Path) -> None:
-        """Load what `save` wrote; before the first call, the file is read when that call begins.
-
-        Raises:
-            ValueError: if it does not fit this method, vocabulary and options, here or at the first call.
-            FileNotFoundError: if there is no such file.
-        """
+        """Load what `save` wrote; before the first call, the file is read, and may be refused, when that begins."""
         with self._lock:
             if self.decoder is not None:
                 self.decoder.load_matrix(path)
@@ -132,9 +116,10 @@ class SpeculativeMethod:
             ValueError: if the model or an option is not allowed, or another model was used before.
             UnsupportedCallError: if the model cannot be used any more, such as in training mode.
         """
+        made = partial(self.decoder_class, model, self.tokenizer, self.method, **self.options)
         with self._lock:
             if self.decoder is None:
-                decoder = self._made(model)
+                decoder = made()
                 if self._saved is not None:
                     decoder.load_matrix(self._saved)
                 self._saved, self.decoder = None, decoder
@@ -147,7 +132,7 @@ class SpeculativeMethod:
                 self.decoder.target.check_unchanged()
             except ValueError:
                 try:
-                    self.decoder = self._made(model)
+                    self.decoder = made()
                 except ValueError as error:
                     raise UnsupportedCallError("model", str(error)) from error
                 logger.warning(
@@ -155,9 +140,6 @@ class SpeculativeMethod:
                     self.decoder.method,
                 )
             return self.decoder
-
-    def _made(self, model: PreTrainedModel) -> SpeculativeDecoder:
-        return self.decoder_class(model, self.tokenizer, self.method, **self.options)
 
     def generate(
         self,
@@ -181,7 +163,11 @@ class SpeculativeMethod:
         """
         if given.get("streamer") is not None and given.get("step_streamer") is not None:
             raise ValueError("streamer, step_streamer: got both; allowed: one of them")
-        _refuse_beforehand(model, given)
+        for name in BEFOREHAND:
+            if (value := _setting(model, given, name)) in (True, "paged"):
+                origin = " (from the generation_config, not from the call itself)"
+                shown = "" if name in given else origin
+                raise refusal(name, value, BY_NAME[name].allowed, shown)
         words = _with_stop_criterion(model, given, self.tokenizer)
         for name in ("streamer", "step_streamer", "tokenizer", "custom_generate"):
             words.pop(name, None)
@@ -261,23 +247,11 @@ def ended_on_error(given: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-def _refuse_beforehand(model: PreTrainedModel, given: Mapping[str, Any]) -> None:
-    """Refuse settings on which transformers acts before it calls a callable."""
-    for name in BEFOREHAND:
-        value = _setting(model, given, name)
-        if value in (True, "paged"):
-            origin = (
-                "" if name in given else " (from the generation_config, not from the call itself)"
-            )
-            raise refusal(name, value, BY_NAME[name].allowed, origin)
-
-
 def _with_stop_criterion(
     model: PreTrainedModel, given: Mapping[str, Any], tokenizer: Any
 ) -> dict[str, Any]:
-    """Return a call's arguments with the criterion in place of `stop_strings`.
-
-    Transformers makes it with the tokenizer, which it keeps from callables.
+    """Return a call's arguments with the criterion in place of `stop_strings`: it needs the tokenizer, which
+    transformers keeps from callables.
     """
     words = dict(given)
     strings: str | Sequence[str] | None = _setting(model, given, "stop_strings")
@@ -303,10 +277,7 @@ def _setting(model: PreTrainedModel, given: Mapping[str, Any], name: str) -> Any
 
 
 def _drop_unfilled_cache(model: PreTrainedModel) -> None:
-    """Drop the static cache that transformers 4 has made for this call, and keeps for the next.
-
-    No pass fills it here, and on an unfilled one its next call fails.
-    """
+    """Drop the static cache that transformers 4 made, which no pass fills: the next call would fail on it."""
     layers = getattr(model.__dict__.get("_cache"), "layers", ())
     if not all(getattr(layer, "is_initialized", True) for layer in layers):
         del model._cache

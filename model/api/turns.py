@@ -128,10 +128,6 @@ class Texts:
 
     Two things live on from text to text: the method's memory and the KV cache of the last text. Batches use the
     memory alone.
-
-    Args:
-        target: the checked model.
-        drafter: a method, for this model.
     """
 
     def __init__(self, target: TargetModel, drafter: Drafter) -> None:
@@ -141,19 +137,14 @@ class Texts:
         self._budget: BatchBudget | None = None  # of all batches
 
     def check_model(self) -> None:
-        """Check that the model was not changed since.
-
-        Raises:
-            ValueError: if it was, so that it cannot be used.
-        """
+        """Raise ValueError if the model was changed since, so that it cannot be used."""
         self.target.check_unchanged()
         prove_changes(self.target)
 
     def steps_of(self, request: Request) -> Generator[StepRecord, None, None]:
         """Return the steps of a text.
 
-        The first step waits for the text under way. Its place is free again when the last step is
-        returned, or when the iteration is closed or collected.
+        The first one waits for the text under way. The turn ends with the last one, or with the iteration.
         A method with a cold start uses neither memory nor cache: it must read a prompt to learn from it.
 
         Raises:
@@ -184,12 +175,7 @@ class Texts:
             turn.end()
 
     def steps_of_all(self, requests: Sequence[Request]) -> list[Sequence[StepRecord]]:
-        """Decode texts side by side; return the steps of each.
-
-        Raises:
-            ValueError: as `steps_of`.
-            Exception: what the first text that fails raises; the others are given up.
-        """
+        """Decode texts side by side; return the steps of each. If one fails, the others are given up."""
         self.check_model()
         for request in requests:
             request.checked(self.target)
@@ -202,11 +188,7 @@ class Texts:
         return [found[index] for index in range(len(requests))]
 
     def batch(self, size: int, shares_memory: bool = True) -> Batch:
-        """Return an empty batch, whose texts have the turn together.
-
-        Raises:
-            ValueError: if the size is not allowed.
-        """
+        """Return an empty batch, whose texts have the turn together."""
         if size != 1 and self._budget is None:
             self._budget = batch_budget(self.drafter, self.target)
         turn = TextTurn(self.turns)

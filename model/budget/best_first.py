@@ -83,11 +83,7 @@ def tree_library(source: Path, what: str) -> Path:
 
 
 def loaded(source: Path, what: str) -> ctypes.CDLL:
-    """Return the library of a C++ file that grows trees, built if needed (`model.machine.files`).
-
-    Raises:
-        ValueError: if it cannot be built or loaded here.
-    """
+    """Return the library of a C++ file that grows trees, built if needed, or raise ValueError."""
     try:
         library = ctypes.CDLL(str(tree_library(source, what)))
     except (BuildError, ImportError, OSError) as error:
@@ -228,11 +224,7 @@ class Growth:
         return gains[: self._num_offered]
 
     def take(self, num_drafted: int) -> DraftTree:
-        """Return the tree of the first nodes of the last offer.
-
-        Raises:
-            ValueError: if fewer nodes were offered.
-        """
+        """Return the tree of the first nodes of the last offer; ValueError if fewer were offered."""
         if not 0 <= num_drafted <= self._num_offered:
             raise ValueError(
                 f"take: got {num_drafted} nodes; allowed: 0 to {self._num_offered}, those of the last offer"

@@ -67,13 +67,9 @@ def check_names(
 
 
 def save_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
-    """Save what the drafter keeps across prompts; a reader sees the whole file or none.
+    """Save what the drafter keeps across prompts, or raise ValueError; a reader sees the whole file or none.
 
     Its metadata hold the method's options, for people, and a hash of the tokenizer's vocabulary.
-
-    Raises:
-        ValueError: if the method keeps nothing, with its options.
-        OSError: if the file cannot be written.
     """
     memory = drafter.memory()
     if not memory:
@@ -86,12 +82,7 @@ def save_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
 
 
 def read_memory(file: str | Path, tokenizer: Any = None) -> dict[str, torch.Tensor]:
-    """Read what `save_memory` wrote.
-
-    Raises:
-        ValueError: if it was learned with another vocabulary, where both are known, or is a pointer of Git LFS.
-        OSError, SafetensorError: if the file cannot be read.
-    """
+    """Read what `save_memory` wrote; ValueError if it was learned with another vocabulary, where both are known."""
     refuse_lfs_pointer(file, f"load_matrix {file}")
     with safe_open(file, framework="pt") as content:
         known = (content.metadata() or {}).get(VOCABULARY)

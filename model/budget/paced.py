@@ -129,10 +129,8 @@ class BatchBudget:
     def share(self, offers: Sequence[Sequence[float]], num_texts: int, context: float) -> list[int]:
         """Return how many of its offered nodes each text takes.
 
-        Args:
-            offers: for each text that offers the acceptance probabilities of its nodes, falling.
-            num_texts: texts of the step.
-            context: cached tokens of a text, on average.
+        Offers are the acceptance probabilities of a text's nodes, falling. Not every text of the step has one;
+        `context` is the number of cached tokens of a text, on average.
         """
         gains = sorted(chain.from_iterable(offers), reverse=True)
         curve = self._of(num_texts).at(int(context))

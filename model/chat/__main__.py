@@ -72,11 +72,7 @@ STOP_NOTES = {
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Chat, or answer one prompt, or show a saved matrix; return the exit code.
-
-    Raises:
-        UserError: if something given cannot be used; one line says why.
-    """
+    """Chat, answer one prompt, or show a saved matrix; return the exit code, or raise UserError."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a stray byte must not end the chat

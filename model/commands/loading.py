@@ -153,11 +153,7 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 def load_config_and_tokenizer(
     model_path: str, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> tuple[Any, Any]:
-    """Load the config and tokenizer of a folder, GGUF file or hub name.
-
-    Raises:
-        UserError: if it does not exist, is not a causal LM, or needs trust that was not given.
-    """
+    """Load config and tokenizer; UserError for what is no causal LM, or needs trust that was not given."""
     _check_place(model_path, allow_pickle)
     # Always explicit: without it, transformers asks at the terminal.
     trust = {"trust_remote_code": trust_remote_code}
@@ -237,8 +233,7 @@ def _refuse_pickle(model_path: str, pickle: str) -> NoReturn:
 def _is_causal(config: Any) -> bool:
     """Whether a config is one of a decoder-only language model.
 
-    Transformers also has causal classes for BERT-like models and BART-like decoders; with weights
-    not trained for that they write noise.
+    Transformers also has causal classes for BERT-like models and BART-like decoders: these write noise.
     """
     trained_as = getattr(config, "architectures", None) or ()
     has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})

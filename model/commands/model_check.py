@@ -35,11 +35,7 @@ class Checked(NamedTuple):
 
 
 def check(options: ModelOptions) -> Iterator[Checked]:
-    """Load a model, which runs its self-test, and compare its rows.
-
-    Raises:
-        UserError: if the model cannot be loaded, fails the self-test, or has too short a context.
-    """
+    """Load a model, which runs its self-test, and compare its rows; UserError if that cannot be done."""
     target = load_target(options, check_model(options))
     dtype = str(target.dtype).removeprefix("torch.")
     kernels = ", ".join(f"{part} {name}" for part, name in target.kernel_names.items())

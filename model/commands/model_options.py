@@ -65,11 +65,7 @@ KNOWN_MODELS: dict[str, KnownModel] = {known.name: known for known in (_SMOLLM2_
 
 
 def resolve_model(path: str) -> str:
-    """Return the folder that a short name stands for; every other folder, file or hub name as it is.
-
-    Raises:
-        ValueError: if the model is not downloaded; names the command that does it.
-    """
+    """Return the folder that a short name stands for, or raise ValueError; other names as they are."""
     # A folder of that name comes first. An installed package has no data/.
     if path not in KNOWN_MODELS or Path(path).is_dir() or not MODELS_FOLDER.parent.is_dir():
         return path

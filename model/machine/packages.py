@@ -48,16 +48,19 @@ def versions() -> dict[str, str]:
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """Return what the library asks for, by its extras; "" is what it always needs.
-
-    Raises:
-        LookupError: in a checkout under Python 3.10, which does not read the TOML file where it stands.
-    """
-    if PACKAGE.name == "model":  # a checkout, which need not be what is installed
-        return _of_checkout(PACKAGE.parent / "pyproject.toml")
-    from importlib import metadata
-
+    """Return what the library asks for, by its extras; "" is what it always needs."""
     from packaging.requirements import Requirement
+
+    if PACKAGE.name == "model":  # a checkout, which need not be what is installed
+        if sys.version_info < (3, 11):
+            raise LookupError("Python 3.10 does not read pyproject.toml")
+        import tomllib
+
+        content = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+        project = tomllib.loads(content)["project"]
+        lines = {"": project["dependencies"], **project["optional-dependencies"]}
+        return {extra: [Requirement(line) for line in given] for extra, given in lines.items()}
+    from importlib import metadata
 
     found: dict[str, list[Requirement]] = {"": []}
     for line in metadata.requires(NAME) or ():
@@ -65,17 +68,6 @@ def requirements() -> dict[str, list[Requirement]]:
         marker = str(requirement.marker or "")
         found.setdefault(marker.partition('extra == "')[2].rstrip('"'), []).append(requirement)
     return found
-
-
-def _of_checkout(file: Path) -> dict[str, list[Requirement]]:
-    if sys.version_info < (3, 11):
-        raise LookupError("Python 3.10 does not read pyproject.toml")
-    import tomllib
-    from packaging.requirements import Requirement
-
-    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    lines = {"": project["dependencies"], **project["optional-dependencies"]}
-    return {extra: [Requirement(line) for line in given] for extra, given in lines.items()}
 
 
 INSTALLED = "token_recycling"

@@ -68,11 +68,7 @@ class Asked(NamedTuple):
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or Ctrl-C; return the exit code.
-
-    Raises:
-        UserError: if something given cannot be used; one line says why.
-    """
+    """Serve until SIGTERM or Ctrl-C; return the exit code, or raise UserError for what cannot be used."""
     asked = parse(argv)
     missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
     if missing:

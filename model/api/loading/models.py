@@ -118,11 +118,7 @@ def base_of(model: Any) -> PreTrainedModel:
 
 
 def without_wrapper(model: Any) -> PreTrainedModel:
-    """Return a model without peft's wrapper; its adapters are in the layers.
-
-    Raises:
-        ValueError: for a learned prompt, and for anything but a loaded causal LM.
-    """
+    """Return a model without peft's wrapper; ValueError for a learned prompt, and for anything but a causal LM."""
     _refuse_other_than_model(model)
     base: PreTrainedModel = model
     if hasattr(model, "get_base_model"):

@@ -72,11 +72,7 @@ def check_packages() -> None:
 
 
 def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
-    """Load by an auto class of transformers, such as `AutoConfig`, from a GGUF file, a folder or a hub name.
-
-    Raises:
-        ValueError: if the name is that of a GGUF file, and it cannot be read.
-    """
+    """Load by an auto class of transformers, such as `AutoConfig`, from a GGUF file, a folder or a hub name."""
     if not is_gguf(path):
         return auto_class.from_pretrained(path, **words)
     check_gguf(path)
@@ -193,13 +189,10 @@ def _why_not_native(
 def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> PreTrainedModel:
     """Return the causal LM of a GGUF file, a folder or a hub name; its weights begin at cache lines.
 
-    Args:
-        path: as `read`.
-        weights: as `choose_weights` returned; None: as transformers loads them, those of a GGUF file dequantised.
-        words: as `read`.
+    They are kept as `choose_weights` returned; None: as transformers loads them, those of a GGUF file dequantised.
 
     Raises:
-        ValueError: as `read`; if the file lacks weights of the model.
+        ValueError: if a GGUF file cannot be read, or lacks weights of the model.
     """
     if is_gguf(path):
         model = _read_gguf(path, weights == "native", **words)
@@ -233,11 +226,7 @@ def keep_as(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
 
 
 def quantised_as(config: Any) -> str | None:
-    """Return the name of the torchao config that a model was quantised with; None if torchao did not quantise it.
-
-    Args:
-        config: of the model, of transformers or as a dictionary.
-    """
+    """Return the name of the torchao config in a model's config; None if torchao did not quantise it."""
     words = config if isinstance(config, dict) else config.to_dict()
     found = words.get("quantization_config") or {}
     if found.get("quant_method") != "torchao":
