@@ -25,14 +25,9 @@ from .commands.command_line import (
     run_command,
     user_errors,
 )
-from .commands.model_options import ModelOptions, SamplingOptions
+from .commands.model_options import FOR_A_TEXT, ModelOptions, SamplingOptions
 
 COMMAND = command_of("generate")
-# The model options that it uses: all that serve a single text.
-MODEL_OPTIONS = (
-    *("model_path", "dtype", "device", "threads", "kernels", "graphs", "weights"),
-    *("trust_remote_code", "allow_pickle"),
-)
 EXAMPLES = f"""\
 examples:
   # a text of a folder's, a GGUF file's or a hub's model; the text alone on stdout
@@ -54,7 +49,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
     )
     parser.add_argument("--prompt", metavar="TEXT", required=True, help="the text to continue")
-    add_options(parser, ModelOptions, MODEL_OPTIONS)
+    add_options(parser, ModelOptions, ("model_path", *FOR_A_TEXT))
     add_options(parser, SamplingOptions)
     add_method(parser, method)
     given = vars(parser.parse_args(words))

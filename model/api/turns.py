@@ -25,6 +25,7 @@ from ..engine.loop import steps_of
 from ..engine.step import StepRecord
 from ..engine.text import Request
 from ..machine.hardware import give_back_threads
+from ..options import integer
 
 # Seconds without a step after which others stop waiting for an open text.
 PATIENCE = 30.0
@@ -189,6 +190,7 @@ class Texts:
 
     def batch(self, size: int, shares_memory: bool = True) -> Batch:
         """Return an empty batch, whose texts have the turn together."""
+        size = integer("batch_size", size, least=1)
         if size != 1 and self._budget is None:
             self._budget = batch_budget(self.drafter, self.target)
         turn = TextTurn(self.turns)

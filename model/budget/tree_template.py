@@ -84,11 +84,6 @@ def _checked_paths(paths: Sequence[Sequence[int]], name: str) -> list[tuple[int,
     return sorted((tuple(path) for path in paths), key=len)
 
 
-def read_template(file: Path, name: str) -> TreeTemplate:
-    """Read a template from a JSON file; arguments and errors as of `read_rank_paths` and `TreeTemplate`."""
-    return TreeTemplate(read_rank_paths(file, name), name)
-
-
 def read_rank_paths(file: Path, name: str) -> list[list[int]]:
     """Read unchecked rank paths from a JSON file, in its order.
 

@@ -194,8 +194,9 @@ def _check_place(model_path: str, allow_pickle: bool) -> None:
             raise UserError(
                 f"model_path: the folder {model_path} has no config.json; give {MODEL_PATHS}"
             )
-        if not allow_pickle:
-            _refuse_pickles(folder)
+        pickles = [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt*"))]
+        if pickles and not allow_pickle and not any(folder.glob("*.safetensors")):
+            _refuse_pickle(str(folder), pickles[0].name)
     elif is_gguf(model_path):
         try:
             check_gguf(model_path)
@@ -203,12 +204,6 @@ def _check_place(model_path: str, allow_pickle: bool) -> None:
             raise UserError(f"model_path: {error}") from error
     elif model_path.startswith((".", "/", "~")) or model_path.count("/") != 1:
         raise UserError(f"model_path: got {model_path!r}; allowed: {MODEL_PATHS}")
-
-
-def _refuse_pickles(folder: Path) -> None:
-    pickles = [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt*"))]
-    if pickles and not any(folder.glob("*.safetensors")):
-        _refuse_pickle(str(folder), pickles[0].name)
 
 
 def _refuse_pickles_of_hub(name: str) -> None:

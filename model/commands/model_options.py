@@ -27,6 +27,11 @@ DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else ""
 MODEL_PATHS = "a folder with a model, a GGUF file, or a hub name ORG/NAME"
 KERNELS = ("auto", "off")
 GRAPHS = ("auto", "off")
+# The options of `ModelOptions` that serve a single text, beside the model's path.
+FOR_A_TEXT = (
+    *("dtype", "device", "threads", "kernels", "graphs", "weights"),
+    *("trust_remote_code", "allow_pickle"),
+)
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DEVICE_FILES = Path("/dev")
 # Values of CUDA_VISIBLE_DEVICES by which people, Ray and Slurm say that no GPU is to be used.

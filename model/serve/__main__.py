@@ -26,7 +26,7 @@ from ..commands.command_line import (
     options_of,
     run_command,
 )
-from ..commands.model_options import MODEL_PATHS, ModelOptions
+from ..commands.model_options import FOR_A_TEXT, MODEL_PATHS, ModelOptions
 from ..machine.hardware import give_back_threads
 from ..methods import Method
 from .options import KEY_VARIABLE, ServeOptions
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 
 # Of the extra `serve`, by the names of their modules.
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
-# The model options that the server uses, beside the model's path.
-MODEL_OPTIONS = (
-    *("dtype", "device", "threads", "kernels", "graphs", "weights"),
-    *("trust_remote_code", "allow_pickle"),
-)
 # Seconds for which an idle connection stays open: longer than clients keep theirs (httpx 5, aiohttp 15, curl 118 at
 # most), as one that both use and close at once breaks a request.
 KEEP_ALIVE = 120
@@ -93,7 +88,7 @@ def parse(argv: Sequence[str] | None) -> Asked:
     )
     parser.add_argument("model_path", metavar="MODEL", help=f"the model: {MODEL_PATHS}")
     add_options(parser, ServeOptions)
-    add_options(parser, ModelOptions, MODEL_OPTIONS)
+    add_options(parser, ModelOptions, FOR_A_TEXT)
     add_method(parser, method)
     given = vars(parser.parse_args(words))
     given.setdefault("api_key", os.environ.get(KEY_VARIABLE) or None)

@@ -30,7 +30,7 @@ import torch
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.memory import check_ids, check_names, check_tensor, check_topk
 from ...budget.paced import CostAwareDrafter
-from ...budget.tree_template import TreeTemplate, read_template
+from ...budget.tree_template import TreeTemplate, read_rank_paths
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
@@ -61,7 +61,7 @@ def load_template(version: str, others: Sequence[str] = ()) -> TreeTemplate:
     if not is_named and not file.is_file():
         known = unknown_name("tree_version", version, [*template_names(), *others])
         raise ValueError(f"{known}, or the path of a JSON file of rank paths")
-    return read_template(file, version)
+    return TreeTemplate(read_rank_paths(file, version), version)
 
 
 @dataclass(frozen=True, slots=True)
