@@ -252,18 +252,7 @@ def generate_from_folder(
 ) -> Generated:
     """Generate with a method, as `model.generate` does: the function of a `custom_generate` folder.
 
-    The model keeps the matrix from call to call, as long as method and options stay the same.
-
-    Args:
-        model: the model whose `generate` is called.
-        inputs: as for `generate`.
-        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
-        method_options: the method's options.
-        arguments: all other arguments of `generate`.
-
-    Raises:
-        UnsupportedCallError: for anything that is not supported.
-        ValueError: for an option that is not allowed, or a model that cannot be used.
+    The model keeps the matrix from call to call, as long as method and options, as of `speculative`, stay the same.
     """
     options = method_options or {}
     decode = model.__dict__.get("_speculative")

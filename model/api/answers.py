@@ -37,12 +37,9 @@ def answers_of(
         prompts: each with its limit (`with_limits`).
         request_of: makes a request of an index, a prompt and a limit; or an error that stands for it.
         output_of: makes an answer of a prompt's tokens and the steps.
-        return_exceptions: whether an error stands in the place of an answer; else it is raised.
+        return_exceptions: whether an error stands in the place of an answer; else it is raised. What the iterable
+            raises is raised when the texts under way have ended.
         bar: options of the progress bar.
-
-    Raises:
-        Exception: what is wrong with a prompt, or what its text raised, unless exceptions are returned; what
-            the iterable raised, when the texts under way have ended.
     """
     under_way: dict[int, Sequence[int]] = {}
     failures: list[Exception] = []  # the iterable's

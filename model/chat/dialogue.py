@@ -70,11 +70,7 @@ class Dialogue:
         self.messages = []
 
     def use(self, method: str) -> None:
-        """Switch to another method, with its memory from when it was last used.
-
-        Raises:
-            ValueError: if the method is unknown, cannot run here, or has no default for an option.
-        """
+        """Switch to another method, with its memory from when it was last used; ValueError as `default_drafter`."""
         if method not in self._drafters:
             target = self.decoder.target
             self._drafters[method] = default_drafter(method, target.vocab_size, target.device)
@@ -90,10 +86,7 @@ def default_drafter(
 ) -> Drafter:
     """Return the drafter of a method with the default of every option, and the number of nodes that pays.
 
-    A memory may be that of a fixed number of nodes: then so is the drafter.
-
-    Raises:
-        ValueError: if the method is unknown, cannot run here, or an option has no default.
+    A memory may be that of a fixed number of nodes: then so is the drafter. ValueError if there is no such drafter.
     """
     cls = drafter_class(method)
     try:

@@ -51,17 +51,8 @@ def load(
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model in eval mode, and its tokenizer; arguments that nothing takes are refused before.
 
-    Args:
-        path: folder, GGUF file or hub name.
-        dtype: of the weights; "auto" is the checkpoint's own.
-        device_map: where to put them; None is the CPU.
-        words: for transformers' `from_pretrained`.
-        of_method: names of the method's options, from which one is suggested.
-        weights: as `choose_weights`.
-
-    Raises:
-        ValueError: for an argument or a dtype that is not known, or weights that cannot be kept so.
-        OSError: if there is no such model.
+    The words are for transformers' `from_pretrained`; `of_method` names the method's options, from which one is
+    suggested in an error; all else is as of `SpeculativeDecoder.from_pretrained`.
     """
     is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
     if not is_float and dtype not in DTYPES:

@@ -133,15 +133,11 @@ def choose_weights(
 ) -> str | None:
     """Return how a model's weights are kept: "native" or "dequantised"; None: as transformers loads them.
 
-    Args:
-        path: as `read`.
-        asked: one of `WEIGHTS`; "auto" is native where it can be, for a GGUF file else dequantised.
-        device: where they are to lie.
-        dtype: of the numbers that are not packed, and of what is computed.
-        config: the model's, of transformers or as a dictionary; only that of a folder or a hub name is read.
+    "auto" is native where it can be, for a GGUF file else dequantised. The dtype is that of what is computed; a
+    config may be a dictionary, and is read only for a folder or a hub name.
 
     Raises:
-        ValueError: for another word, and where they cannot be kept as it was asked for.
+        ValueError: for another word than `WEIGHTS`, and where they cannot be kept as it was asked for.
     """
     if asked not in WEIGHTS:
         raise ValueError(unknown_name("weights", asked, WEIGHTS))
