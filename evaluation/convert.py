@@ -1,9 +1,17 @@
 """Show the acceptance in an answer file under its right names, and write it in other benches' formats.
 
-docs/acceptance.md says which acceptance length is which.
+docs/acceptance.md says which acceptance length is which. The formats:
+
+- `speculation_profile.json` 1.0, which specdec_bench and ar_validate write beside a draft's checkpoint (fields:
+  NVIDIA/Model-Optimizer, examples/specdec_bench, speculation_profile.py). Rates count by draft position: entry i
+  is of a step that emits i + 2 tokens or more. Trees and memories that learn have no place there; of a tree a
+  position is a depth.
+- vLLM's per-request metrics, a line a request: `{"prompt_tokens": N, "metrics": {...}}` with the response's
+  `metrics.speculative_decoding`; speculators' scripts read them as raw_requests.jsonl. Steps without a draft are
+  not in it.
 
 Run:
-    python -m evaluation.convert answers.jsonl --to specdec-bench --out run
+    python -m evaluation.convert answers.jsonl --to vllm --out raw_requests.jsonl
 """
 
 from __future__ import annotations
@@ -11,14 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import RunRecord
-from evaluation.answers.row import AnswerRow
-from evaluation.formats.other_benches import profile_of, requests_text, write_run
-from evaluation.formats.steps import (
+from evaluation.answers.step_figures import (
     AcceptanceSums,
     TurnSteps,
     acceptance_sums,
@@ -28,14 +34,20 @@ from evaluation.formats.steps import (
     by_turn,
     turn_steps,
 )
-from evaluation.questions.questions import Question, load_questions, question_file_of
-from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import Cell, Table, figure_cell, json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
+from model.serve.acceptance import Acceptance
 
-PROFILE, SPECDEC_BENCH, VLLM = "speculation-profile", "specdec-bench", "vllm"
-FORMATS = (PROFILE, SPECDEC_BENCH, VLLM)
+PROFILE, VLLM = "speculation-profile", "vllm"
+PROFILE_VERSION = "1.0"
+# How far a profile's mean may be from 1 + the sum of the marginal rates.
+TOLERANCE = 0.02
+# What of a sidecar says how it was measured.
+MEASUREMENT = (
+    *("bench_name", "question_file_name", "max_new_tokens", "temperature", "batch_size"),
+    *("device", "dtype", "threads"),
+)
 MEANINGS = {
     "Tokens a step": "every step counted: MAT of Spec-Bench and of this project, specdec_bench's "
     "mean_accept_length",
@@ -47,7 +59,7 @@ EXAMPLES = """\
 examples:
   python -m evaluation.convert data/demo/model_answer/model-hybrid-float32-temp-0.0.jsonl
   python -m evaluation.convert answers.jsonl --to speculation-profile --out speculation_profile.json
-  python -m evaluation.convert answers.jsonl --to specdec-bench --out run
+  python -m evaluation.convert answers.jsonl --to vllm --out raw_requests.jsonl
 """
 
 
@@ -55,17 +67,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and one line of JSON, and write what is asked for."""
     options = _parse(argv)
     path = Path(options.source)
-    rows = [row for _, row in read_lines(path)]
-    turns = turn_steps(rows)
+    turns = turn_steps(row for _, row in read_lines(path))
     if not turns:
         raise UserError(
             f"{path}: has no record of steps (accept_lengths, or a server's speculative_decoding)"
         )
-    if options.to:
-        _write(options.to, path, rows, turns, Path(options.out), options.question_file)
+    if options.to == PROFILE:
+        profile = _profile(turns, RunRecord.read(path))
+        write_whole(options.out, json.dumps(profile, indent=2) + "\n")
+    elif options.to == VLLM:
+        lines = [
+            {"prompt_tokens": turn.prompt_tokens, "metrics": Acceptance(turn.steps).vllm_fields()}
+            for turn in turns
+        ]
+        write_whole(options.out, "".join(json.dumps(line) + "\n" for line in lines))
     sums = _sums({"": turns} | by_category(turns))
-    tables = [_meanings_table(sums, f"Acceptance in {path}", "Category"), *_step_tables(turns)]
-    print("\n\n".join(_text(table, place) for place, table in enumerate(tables)))
+    bins = {
+        ("Acceptance by turn of the conversation", "Turn"): by_turn(turns),
+        ("Acceptance by tokens of the prompt", "Prompt"): by_start_length(turns),
+        ("Acceptance by tokens before the step", "Before"): by_position(turns),
+    }
+    tables = [
+        _meanings_table(_sums(found), caption, first)
+        for (caption, first), found in bins.items()
+        if found
+    ]
+    table = _meanings_table(sums, f"Acceptance in {path}", "Category")
+    notes = "\n".join(f"- {name}: {words}" for name, words in MEANINGS.items())
+    shown = [f"{one.caption}\n\n{one.markdown}" for one in (table, *tables)]
+    print("\n\n".join([shown[0], notes, *shown[1:]]))
     figures = {
         name or "all": {
             "tokens_per_step": it.per_step,
@@ -74,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         for name, it in sums.items()
     }
-    tables_json = {table.caption: table.records for table in tables[1:]}
+    tables_json = {one.caption: one.records for one in tables}
     print(json_line({"source": str(path), "acceptance": figures, **tables_json}))
     return 0
 
@@ -89,67 +119,76 @@ def _meanings_table(sums: Mapping[str, AcceptanceSums], caption: str, first: str
     rows = [
         [
             Cell(name or "all"),
-            figure_cell(it.per_step),
-            figure_cell(it.per_drafted_step),
-            figure_cell(it.per_request),
-            *(_count(value) for value in (it.num_steps, it.drafts, it.draft_tokens)),
+            *map(figure_cell, (it.per_step, it.per_drafted_step, it.per_request)),
+            *(
+                Cell("-" if value != value else f"{value:.0f}", value)
+                for value in (it.num_steps, it.drafts, it.draft_tokens)
+            ),
             figure_cell(100 * it.accepted / it.draft_tokens if it.draft_tokens else float("nan")),
         ]
         for name, it in sums.items()
     ]
-    notes = [f"{name}: {words}" for name, words in MEANINGS.items()]
-    return Table(caption, header, rows, notes=notes)
+    return Table(caption, header, rows)
 
 
-def _step_tables(turns: Sequence[TurnSteps]) -> list[Table]:
-    """Return acceptance by turn, by the prompt's length, and by the tokens before a step."""
-    bins = {
-        ("Acceptance by turn of the conversation", "Turn"): by_turn(turns),
-        ("Acceptance by tokens of the prompt", "Prompt"): by_start_length(turns),
-        ("Acceptance by tokens before the step", "Before"): by_position(turns),
-    }
-    return [
-        _meanings_table(_sums(found), caption, first)
-        for (caption, first), found in bins.items()
-        if found
+def _profile(turns: Sequence[TurnSteps], record: RunRecord) -> dict[str, Any]:
+    """Return the speculation profile of an answer file's steps."""
+    sums = acceptance_sums(turns)
+    depth = max(sums.lengths) - 1
+    marginal = [
+        sum(count for length, count in sums.lengths.items() if length >= place + 2) / sums.num_steps
+        for place in range(depth)
     ]
+    conditional = [
+        rate / before if before else 0.0
+        for rate, before in zip(marginal, [1.0, *marginal], strict=False)
+    ]
+    mean, implied = sums.per_step, 1 + sum(marginal)
+    lengths = _lengths(sums)
+    histogram = lengths.pop("acceptance_length_histogram")
+    model = record.values.get("model_path")
+    return {
+        "schema_version": PROFILE_VERSION,
+        "measured": True,
+        "method": record.method,
+        "draft_checkpoint": None,
+        "target_model": {"id": "/".join(PurePath(model).parts[-2:])} if model else None,
+        "num_speculative_tokens": depth,
+        "block_size": None,
+        "max_supported_k": depth,
+        "verification_method": "longest_prefix",
+        "conditional_accept_rates": [round(rate, 6) for rate in conditional],
+        "marginal_accept_rates": [round(rate, 6) for rate in marginal],
+        **lengths,
+        "accept_length_model": "measured_per_k",
+        "accept_length_by_k": {str(depth): round(mean, 6)},
+        "acceptance_length_histogram": histogram,
+        "per_category": {
+            name: _lengths(acceptance_sums(part)) for name, part in by_category(turns).items()
+        },
+        "measurement_conditions": {
+            key: record.values[key] for key in MEASUREMENT if key in record.values
+        },
+        "validation": {
+            "mean_consistency": {
+                "implied_mean_accept_length": round(implied, 6),
+                "reported_mean_accept_length": round(mean, 6),
+                "abs_delta": round(abs(implied - mean), 6),
+                "tolerance": TOLERANCE,
+                "passed": abs(implied - mean) <= TOLERANCE,
+            },
+            # By construction: they are shares of ever fewer steps.
+            "marginal_monotonicity": {"passed": True, "violations": []},
+        },
+    }
 
 
-def _count(value: float) -> Cell:
-    return Cell("-" if value != value else f"{value:.0f}", value)
-
-
-def _text(table: Table, place: int) -> str:
-    notes = "\n".join(f"- {note}" for note in table.notes)
-    return f"{table.caption}\n\n{table.markdown}" + (f"\n\n{notes}" if not place else "")
-
-
-def _write(
-    form: str,
-    path: Path,
-    rows: Sequence[AnswerRow],
-    turns: Sequence[TurnSteps],
-    out: Path,
-    question_file: str | None,
-) -> None:
-    record = RunRecord.read(path)
-    if form == PROFILE:
-        write_whole(out, json.dumps(profile_of(turns, record), indent=2) + "\n")
-    elif form == SPECDEC_BENCH:
-        make_folder(out)
-        write_run(out, rows, turns, record, _questions(record, question_file))
-    else:
-        write_whole(out, requests_text(turns))
-
-
-def _questions(record: RunRecord, question_file: str | None) -> dict[int | str, Question]:
-    """Return the questions by id; none if nobody gave them and the benchmark's are not here."""
-    with suppress(UserError):
-        file = question_file_of(record.bench_name or "", question_file)
-        return {question.question_id: question for question in load_questions(file)}
-    if question_file:
-        load_questions(Path(question_file))  # says what is wrong
-    return {}
+def _lengths(sums: AcceptanceSums) -> dict[str, Any]:
+    return {
+        "mean_accept_length": round(sums.per_step, 6),
+        "mean_accept_length_per_request": round(sums.per_request, 6),
+        "acceptance_length_histogram": dict(sorted(sums.lengths.items())),
+    }
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -160,18 +199,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
     )
     parser.add_argument("source", metavar="SOURCE", help="an answer file")
-    parser.add_argument("--to", choices=FORMATS, help="write this format too")
-    parser.add_argument("--out", metavar="PATH", help="with --to: the file or folder to write")
-    parser.add_argument(
-        "--question-file",
-        metavar="FILE",
-        help=f"with --to {SPECDEC_BENCH}: the questions that were answered (default: the benchmark's)",
-    )
+    parser.add_argument("--to", choices=(PROFILE, VLLM), help="write this format too")
+    parser.add_argument("--out", metavar="PATH", help="with --to: the file to write")
     options = parser.parse_args(argv)
     if (options.to is None) != (options.out is None):
         raise UserError("to, out: got only one of them; give both, or neither")
-    if options.question_file and options.to != SPECDEC_BENCH:
-        raise UserError(f"question_file: got it without --to {SPECDEC_BENCH}; leave it out")
     return options
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluation.answers.answer_file import read_lines
-from evaluation.answers.defects import find_defects, find_missing
-from evaluation.reporting.options import add_category_options, check_limit, given_categories
+from evaluation.answers.answer_file import Categories, add_category_options, read_lines
+from evaluation.answers.defects import check_limit, find_defects, find_missing
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, run_command
 
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     check_limit(options.max_new_tokens)
     # Each file once: a pipe cannot be read again.
-    categories = given_categories(options)
+    categories = Categories(options.question_file, options.category_map)
     files = {
         path: [(number, categories.of(row)) for number, row in read_lines(path)]
         for path in dict.fromkeys(options.files)

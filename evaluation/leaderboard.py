@@ -23,11 +23,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evaluation.answers.answer_file import Categories, add_category_options
 from evaluation.reporting.latex import latex_text
 from evaluation.reporting.leaderboard_tables import (
     baseline_of,
@@ -43,15 +45,10 @@ from evaluation.reporting.leaderboard_tables import (
     spec_bench_csv,
 )
 from evaluation.reporting.notes import alarms, group_caption, group_notes
-from evaluation.reporting.options import (
-    add_answer_options,
-    answer_paths,
-    given_groups,
-    make_folder,
-)
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
 from evaluation.reporting.tables import Table, json_line
 from evaluation.reporting.titles import group_facts
+from evaluation.scoring.comparable import group_answers, load_all
 from evaluation.scoring.groups import Group
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import refuse_outputs, write_whole
@@ -82,7 +79,7 @@ EXAMPLES = """\
 examples:
   python -m evaluation.leaderboard data/demo/model_answer
   python -m evaluation.leaderboard run_1 run_2 run_3 --markdown table.md --html table.html
-  python -m evaluation.leaderboard data/demo/model_answer --out report
+  python -m evaluation.leaderboard data/demo/model_answer --out report --pictures plots
   python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --no-published
   python -m evaluation.leaderboard answers --published-device A100-80GB 3090
 
@@ -140,7 +137,7 @@ def leaderboard_of(
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and one line of JSON, write what is asked for; return the exit code."""
     options = _parse(argv)
-    paths = answer_paths(options.paths, options.base)
+    paths = _answer_paths(options.paths, options.base)
     files = _output_files(options)
     refuse_outputs(files.values(), paths)
     published = None
@@ -148,7 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         devices = options.published_device or DEFAULT_DEVICES
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     left_out: list[str] = []
-    groups = given_groups(options, paths, left_out)
+    categories = Categories(options.question_file, options.category_map)
+    groups = group_answers(
+        load_all(paths, options.paths, left_out, categories), options.base, left_out
+    )
     board = leaderboard_of(groups, published, left_out)
     json_text = json_line(board.records) + "\n"
     writers: dict[str, Callable[[], str]] = {
@@ -160,9 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "html": lambda: _html(board),
         "spec_bench_csv": lambda: spec_bench_csv(groups),
     }
-    contents = {path: writers[name]() for name, path in files.items()}
-    if options.out:
-        make_folder(options.out)
+    contents: dict[Path, str | bytes] = {path: writers[name]() for name, path in files.items()}
+    if options.pictures:
+        contents |= _pictures(groups, Path(options.pictures))
+    for folder in filter(None, (options.out, options.pictures)):
+        _make_folder(folder)
     # Before anything is printed: a reader such as head may close the pipe.
     written, failures = [], []
     for path, content in contents.items():
@@ -246,6 +248,39 @@ def _html(board: Leaderboard) -> str:
     return page_text(TITLE, INTRODUCTION, sections, board.records["alarms"])
 
 
+def _pictures(groups: Sequence[Group], folder: Path) -> dict[Path, str | bytes]:
+    """Return the files of every group's pictures, as PNG and SVG."""
+    from evaluation.reporting.charts import png_bytes, svg_text  # imported late: as above
+    from evaluation.reporting.pictures import group_pictures
+
+    files: dict[Path, str | bytes] = {}
+    for picture in chain.from_iterable(group_pictures(groups)):
+        files[folder / f"{picture.name}.png"] = png_bytes(picture.figure)
+        files[folder / f"{picture.name}.svg"] = svg_text(picture.figure, picture.name) + "\n"
+    return files
+
+
+def _answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
+    """Return the files named, those in the folders named, and the baseline's if it is one; each once, sorted."""
+    found: dict[Path, Path] = {}
+    for name in names:
+        path = Path(name)
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise UserError(f"no answer files (*.jsonl) in the folder {path}")
+        found |= {file.resolve(): file for file in files}
+    if base is not None and Path(base).is_file():
+        found.setdefault(Path(base).resolve(), Path(base))
+    return [found[key] for key in sorted(found)]
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}") from None
+
+
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:
     files = {}
     for name, (file, _) in FILES.items():
@@ -262,7 +297,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Merge answer files into one Spec-Bench-shaped table of speed-ups.",
         epilog=EXAMPLES,
     )
-    add_answer_options(parser)
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
+    )
+    parser.add_argument(
+        "--base",
+        metavar="METHOD_OR_FILE",
+        help="the baseline: a method's name, or one of its answer files (default: vanilla)",
+    )
+    add_category_options(parser)
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,
@@ -289,6 +332,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out",
         metavar="DIR",
         help="write all of these into this folder, as leaderboard.md and so on",
+    )
+    parser.add_argument(
+        "--pictures", metavar="DIR", help="draw the page's pictures into this folder, as PNG and SVG"
     )
     options = parser.parse_args(argv)
     if not options.published and (options.published_device or options.published_model):

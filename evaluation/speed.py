@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evaluation.answers.answer_file import Categories, add_category_options
+from evaluation.answers.defects import check_limit
 from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
-from evaluation.reporting.options import add_category_options, check_limit, given_categories
 from evaluation.reporting.tables import bounds_text, figure_text, json_line, markdown_table
 from evaluation.reporting.titles import task_title
 from evaluation.scoring.comparable import differing_conditions, equality_of_files, load_answers
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
     paths = dict.fromkeys(path for pair in pairs for path in pair)
     # Each once: a pipe cannot be read again.
-    categories = given_categories(options)
+    categories = Categories(options.question_file, options.category_map)
     files = {path: load_answers(Path(path), categories) for path in paths}
     gaps = [
         prefill_gap(files[path].rows, files[base].rows, (path, base))

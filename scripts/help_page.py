@@ -38,8 +38,8 @@ COMMANDS = {
         "evaluation.endpoint",
     ),
     "Read answers": (
-        *("evaluation.speed", "evaluation.leaderboard", "evaluation.plots", "evaluation.equal"),
-        *("evaluation.defects", "evaluation.convert", "evaluation.merge"),
+        *("evaluation.speed", "evaluation.leaderboard", "evaluation.equal"),
+        *("evaluation.defects", "evaluation.convert", "evaluation.answers.merge"),
     ),
     "Check": ("evaluation.sampling_check",),
     "Get data and models": (

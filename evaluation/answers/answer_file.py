@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
-from evaluation.questions.questions import Question, category_map, load_questions
+from evaluation.questions.questions import category_map, load_questions
 from model.commands.command_line import UserError
 
 # Bytes of a row that is read to see whether a file holds answers.
@@ -78,27 +78,37 @@ def check_overwritten(file: Path) -> None:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
+def add_category_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `Categories`."""
+    parser.add_argument(
+        "--question-file",
+        metavar="FILE",
+        help="the questions that were answered; answers without a category get the category of "
+        "their question",
+    )
+    parser.add_argument(
+        "--category-map",
+        nargs="+",
+        default=[],
+        metavar="OLD=NEW",
+        help="rename a category, such as math=math_reasoning for GSM8K in files of EAGLE",
+    )
+
+
 class Categories:
-    """Questions by id and by text, and new names of categories."""
+    """Categories of a question file (None: no file), renamed by texts such as `OLD=NEW`.
 
-    by_id: Mapping[int | str, Question] = field(default_factory=dict)
-    by_turns: Mapping[tuple[str, ...], Question] = field(default_factory=dict)
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    Raises:
+        UserError: if the file cannot be read, or a text is not of that form.
+    """
 
-    @classmethod
-    def read(cls, question_file: str | Path | None, renames: Sequence[str] = ()) -> Categories:
-        """Return the categories of a question file (None: no file), renamed by texts such as `OLD=NEW`.
-
-        Raises:
-            UserError: if the file cannot be read, or a text is not of that form.
-        """
+    def __init__(
+        self, question_file: str | Path | None = None, renames: Sequence[str] = ()
+    ) -> None:
         questions = load_questions(Path(question_file)) if question_file else []
-        return cls(
-            {question.question_id: question for question in questions},
-            {question.turns: question for question in questions},
-            category_map(renames),
-        )
+        self._by_id = {question.question_id: question for question in questions}
+        self._by_turns = {question.turns: question for question in questions}
+        self._renamed = category_map(renames)
 
     def of(self, row: AnswerRow) -> AnswerRow:
         """Return a row with its question's category if it has none, by the new name if there is one.
@@ -109,9 +119,9 @@ class Categories:
         if not row.has_category:
             turns = row.values.get("turns")
             if turns is None:
-                question = self.by_id.get(row.question_id)
+                question = self._by_id.get(row.question_id)
             else:
-                question = self.by_turns.get(tuple(map(str, turns)))
+                question = self._by_turns.get(tuple(map(str, turns)))
             category = question.category if question else category
-        category = self.renamed.get(category, category)
+        category = self._renamed.get(category, category)
         return row if category == row.category else row.plus(category=category)

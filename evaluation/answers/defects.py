@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
+from model.commands.command_line import UserError
 
 # What every figure needs.
 COUNTERS = ("new_tokens", "wall_time")
@@ -53,6 +54,12 @@ class Defect:
     def __str__(self) -> str:
         place = self.path if self.line is None else f"{self.path}:{self.line}"
         return f"{place}: question {self.question_id}: {self.what} ({self.effect.value})"
+
+
+def check_limit(max_new_tokens: int | None) -> None:
+    """Refuse a limit of new tokens below 1 with a `UserError`."""
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens: got {max_new_tokens}; allowed: 1 or more")
 
 
 def find_defects(

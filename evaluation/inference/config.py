@@ -44,7 +44,7 @@ class QuestionOptions(Options):
     )
     shard: str | None = option(
         None,
-        "I/N: every N-th question, starting at the I-th; evaluation.merge joins the answer files",
+        "I/N: every N-th question, starting at the I-th; evaluation.answers.merge joins the answer files",
     )
 
     def _check(self) -> None:

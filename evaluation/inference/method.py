@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 import types
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ import torch
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from evaluation.answers.row import Turn
-from evaluation.answers.step_figures import step_counts
+from evaluation.answers.step_figures import PARTS, NodePlace
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import DecodingOptions
 from evaluation.inference.plan import Plan
@@ -234,6 +235,51 @@ def turn_of(
         details["share_time"] = share_time
     token_ids = [token for step in steps for token in step.tokens]
     return Turn(token_ids, [len(step.tokens) for step in steps], wall_time, details)
+
+
+def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return the counts of one turn's steps, all JSON-able.
+
+    Returns:
+        `draft_tokens`: nodes drafted, roots excluded. `drafted`: the same by place,
+        `drafted[depth - 1][rank]`. `accepted`, of the same shape: those whose tokens were
+        emitted. `sources`: drafted and accepted by the name of their source, empty where the
+        drafter names none. `step_nodes`: nodes that each step drafted, 0 without a draft. `step_times`: seconds by
+        part, of which each text of a batch has a share.
+    """
+    drafted: Counter[NodePlace] = Counter()
+    accepted: Counter[NodePlace] = Counter()
+    sources: dict[str, list[int]] = {}
+    for topology, count in Counter(step.tree.topology for step in steps).items():
+        places = zip(topology.depths[1:], topology.ranks[1:], strict=True)
+        drafted.update({place: count * number for place, number in Counter(places).items()})
+    for step in steps:
+        nodes, topology = step.accepted_nodes, step.tree.topology
+        accepted.update((topology.depths[node], topology.ranks[node]) for node in nodes)
+        names = step.tree.sources or ()
+        for name in names[1:]:
+            sources.setdefault(name, [0, 0])[0] += 1
+        for node in nodes if names else ():
+            sources[names[node]][1] += 1
+    return {
+        "draft_tokens": drafted.total(),
+        "drafted": _by_place(drafted, drafted),
+        "accepted": _by_place(accepted, drafted),
+        "sources": sources,
+        "step_nodes": [step.num_nodes - 1 for step in steps],
+        "step_times": {
+            part: sum(getattr(step, f"{part}_ns") / step.num_texts for step in steps) / 1e9
+            for part in PARTS
+        },
+    }
+
+
+def _by_place(counts: Counter[NodePlace], shape: Counter[NodePlace]) -> list[list[int]]:
+    """Lay counts out as [depth - 1][rank], as far as `shape` reaches."""
+    widths: dict[int, int] = {}
+    for depth, rank in shape:
+        widths[depth] = max(widths.get(depth, 0), rank + 1)
+    return [[counts[depth, rank] for rank in range(widths[depth])] for depth in sorted(widths)]
 
 
 class LowMemoryDrafter(CostAwareDrafter):

@@ -1,21 +1,22 @@
-"""Pictures of groups of answers, drawn and written as PNG and SVG."""
+"""Pictures of groups of answers (`scoring/comparable.py`).
+
+For each group: speed-up per task with intervals, how many tokens a step brings, which nodes of the draft tree are
+accepted, and how acceptance grows with the questions seen.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from evaluation.answers.step_figures import node_counts
 from evaluation.reporting import charts
 from evaluation.reporting.charts import Picture
-from evaluation.reporting.options import make_folder
 from evaluation.reporting.titles import entry_titles
 from evaluation.scoring.figures import CODE, counts_code
 from evaluation.scoring.groups import AnswerFile, Entry, Group
-from model.commands.files import replace_file, write_whole
 
 
 def group_pictures(groups: Sequence[Group]) -> list[list[Picture]]:
@@ -27,19 +28,6 @@ def group_pictures(groups: Sequence[Group]) -> list[list[Picture]]:
         [picture._replace(name=prefix + picture.name) for picture in _pictures_of(group)]
         for prefix, group in zip(prefixes, groups, strict=True)
     ]
-
-
-def write_picture(picture: Picture, folder: Path) -> list[Path]:
-    """Write a picture as PNG and SVG into a folder, made if missing; return the files.
-
-    Raises:
-        UserError: if a file cannot be written.
-    """
-    make_folder(folder)
-    files = [folder / f"{picture.name}.{ending}" for ending in ("png", "svg")]
-    replace_file(files[0], lambda file: file.write_bytes(charts.png_bytes(picture.figure)))
-    write_whole(files[1], charts.svg_text(picture.figure, picture.name) + "\n")
-    return files
 
 
 def _pictures_of(group: Group) -> Iterator[Picture]:

@@ -98,7 +98,7 @@ def test_categories_come_from_a_question_file(
 @pytest.mark.parametrize("text", ["qa", "qa=", "=rag"])
 def test_a_bad_category_map_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=f"category_map: got '{text}'; allowed: OLD=NEW"):
-        Categories.read(None, [text])
+        Categories(None, [text])
 
 
 def test_rates_need_tokens_and_seconds_alone(
@@ -150,7 +150,7 @@ def test_what_is_missing_is_listed_by_name(
 
 
 def test_answers_with_their_questions_are_found_by_these(questions: str) -> None:
-    categories = Categories.read(questions)
+    categories = Categories(questions)
     rows = [_response(0, ["Who?"], ["I."]), _response(81, ["Other?"], ["No."])]
     found = [categories.of(AnswerRow.of(row)).category for row in rows]
     assert found == ["qa", "uncategorised"]

@@ -15,9 +15,9 @@ from evaluation.answers.step_figures import (
     acceptance_rate,
     node_counts,
     source_counts,
-    step_counts,
     time_shares,
 )
+from evaluation.inference.method import step_counts
 from model.engine.loop import generate
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree

@@ -20,7 +20,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from evaluation.plots import main
+from evaluation.leaderboard import main
 from evaluation.reporting import charts
 from evaluation.reporting.charts import Picture
 from evaluation.reporting.pictures import group_pictures
@@ -82,10 +82,12 @@ def test_files_are_written(
     answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "plots"
-    assert main([str(answers), "--out", str(out)]) == 0
+    assert main([str(answers), "--pictures", str(out)]) == 0
     names = {"speedup", "accept-lengths", "tree-1", "tree-2", "warm-up"}
     files = {out / f"{name}.{ending}" for name in names for ending in ("png", "svg")}
-    assert set(map(Path, capsys.readouterr().out.splitlines())) == files == set(out.iterdir())
+    said = capsys.readouterr().err.splitlines()
+    assert {Path(line.removeprefix("wrote ")) for line in said if line.startswith("wrote ")} == files
+    assert set(out.iterdir()) == files
     for file in files:
         if file.suffix == ".png":
             assert file.read_bytes().startswith(b"\x89PNG")
@@ -254,4 +256,4 @@ def test_names_are_shown_as_they_stand() -> None:
 def test_a_file_in_the_way_is_one_line(answers: Path, tmp_path: Path) -> None:
     (tmp_path / "plots").write_text("in the way")
     with pytest.raises(UserError, match="cannot make"):
-        main([str(answers), "--out", str(tmp_path / "plots")])
+        main([str(answers), "--pictures", str(tmp_path / "plots")])

@@ -6,7 +6,7 @@ smaller benchmark. A matrix that is kept across questions saw its own shard only
 the sidecar of the result say.
 
 Run:
-    python -m evaluation.merge shard-1.jsonl shard-2.jsonl --out answers.jsonl
+    python -m evaluation.answers.merge shard-1.jsonl shard-2.jsonl --out answers.jsonl
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLES = """\
 examples:
   python -m evaluation.inference_recycling --shard 1/2 --answer-file a-1.jsonl   # on one machine
   python -m evaluation.inference_recycling --shard 2/2 --answer-file a-2.jsonl   # on another
-  python -m evaluation.merge a-1.jsonl a-2.jsonl --out a.jsonl
+  python -m evaluation.answers.merge a-1.jsonl a-2.jsonl --out a.jsonl
 """
 
 
@@ -139,7 +139,7 @@ def _merged_record(shards: Sequence[Shard]) -> RunRecord:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
-        prog="python -m evaluation.merge",
+        prog="python -m evaluation.answers.merge",
         description="Join the answer files of all shards of a run.",
         epilog=EXAMPLES,
     )

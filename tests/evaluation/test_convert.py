@@ -1,6 +1,6 @@
 """Each format is written from answers with the figures of their steps; the three averages keep their names.
 
-Run: pytest tests/evaluation/formats/test_formats.py
+Run: pytest tests/evaluation/test_convert.py
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import pytest
 
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
-from evaluation.convert import main
-from evaluation.formats.steps import (
+from evaluation.answers.step_figures import (
     TurnSteps,
     acceptance_sums,
     by_position,
@@ -22,6 +21,7 @@ from evaluation.formats.steps import (
     by_turn,
     turn_steps,
 )
+from evaluation.convert import main
 from model.commands.command_line import UserError
 from model.serve.acceptance import Acceptance, StepCounts
 from tests.evaluation.answers.answer_rows import make_row
@@ -93,35 +93,6 @@ def test_a_profile_has_the_rates_of_the_histogram(answers: Path, tmp_path: Path)
         acceptance_sums(_turns()).per_request, 6
     )
     assert found["per_category"]["qa"]["mean_accept_length"] == 9 / 4
-
-
-def test_specdec_bench_s_means_are_over_requests(answers: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    questions = [
-        {"question_id": row["question_id"], "category": row["category"], "turns": ["Q 1", "Q 2"]}
-        for row in ROWS
-    ]
-    asked = write_rows(tmp_path / "q.jsonl", questions)
-    words = ["--to", "specdec-bench", "--out", str(folder), "--question-file", str(asked)]
-    assert main([str(answers), *words]) == 0
-    (rates,) = json.loads((folder / "acceptance_rate.json").read_text())
-    assert rates["Request_AL"] == {"1": 2.0, "2": 1.5, "3": 2.25}
-    assert rates["Category_AL"] == {"coding": 1.75, "qa": 2.25}
-    assert rates["Conditional_Acceptance_Rate"] == pytest.approx(
-        {"1": 1.0, "2": 0.5, "3": 2 / 3, "4": 0.5}
-    )
-    assert rates["Joint_Acceptance_Rate"]["4"] == pytest.approx(1 / 6)
-    assert rates["Average_AL"] == acceptance_sums(_turns()).per_request
-    assert rates["Acceptance_Length_Histogram"] == {"1": 6, "2": 2, "3": 2, "4": 2}
-    # Its responses are Spec-Bench's answers: texts alone.
-    again = read_answers(folder / "responses.jsonl")
-    assert [row.choices[0].turns for row in again] == [row["choices"][0]["turns"] for row in ROWS]
-    assert again[0].values["turns"] == ["Q 1", "Q 2"]
-    timing = json.loads((folder / "timing.json").read_text())[0]
-    assert timing["TTFT Time"]["mean"] == "0.2500"
-    assert timing["Number of Output Tokens"]["max"] == "9.0000"
-    configuration = json.loads((folder / "configuration.json").read_text())
-    assert (configuration["speculative_algorithm"], configuration["output_length"]) == ("pld", 64)
 
 
 def test_vllm_s_requests_have_the_drafted_steps(answers: Path, tmp_path: Path) -> None:
@@ -202,7 +173,6 @@ def test_answers_of_a_run_tell_all_that_the_formats_need(
     ("words", "message"),
     [
         (["{answers}", "--to", "vllm"], "to, out: got only one of them"),
-        (["{answers}", "--question-file", "q"], "question_file: got it without --to specdec-bench"),
         (["{folder}"], "cannot read the answer file"),
         (["{folder}/texts.jsonl"], "has no record of steps"),
     ],

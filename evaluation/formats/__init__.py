@@ -1,1 +1,0 @@
-"""The steps of answers, and other people's formats of acceptance."""
