@@ -22,11 +22,10 @@ from evaluation.inference.config import (
     QuestionOptions,
     RunConfig,
 )
-from evaluation.inference.plan import Participant, Plan
-from evaluation.inference.prepare import model_answers, prepare, questions_asked
+from evaluation.inference.plan import Participant, Plan, model_answers, prepare, questions_asked
 from evaluation.inference.run import answer, conditions_in_names, report
 from evaluation.inference.servers import Server
-from evaluation.reporting.serving_table import serving_table
+from evaluation.reporting.leaderboard_tables import serving_table
 from model.commands.command_line import (
     OptionParser,
     UserError,

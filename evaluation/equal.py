@@ -22,12 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.answers.differences import Comparison, Difference, compare_answers
+from evaluation.answers.differences import (
+    Comparison,
+    Difference,
+    compare_answers,
+    verdict_path,
+    write_verdict,
+)
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.client import EndpointConfig
 from evaluation.reporting.tables import json_line
-from evaluation.scoring.equality import verdict_path, write_verdict
 from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command
 from model.commands.model_options import ModelOptions
 from model.options import DTYPES

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.provenance import git_commit
+from evaluation.answers.record import git_commit
 from evaluation.answers.row import Turn
 from evaluation.inference.answering import (
     Answerer,

@@ -32,21 +32,26 @@ import pandas as pd
 from evaluation.answers.answer_file import Categories, add_category_options
 from evaluation.reporting.latex import latex_text
 from evaluation.reporting.leaderboard_tables import (
-    baseline_of,
+    OVERVIEW_FACTS,
     batch_tables,
     csv_text,
     group_tables,
     measured_rows,
     overview_table,
     pairs_table,
-    published_rows,
-    published_tables,
     questions_csv,
     spec_bench_csv,
 )
 from evaluation.reporting.notes import alarms, group_caption, group_notes
-from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
-from evaluation.reporting.tables import Table, json_line
+from evaluation.reporting.published import (
+    DEFAULT_DEVICES,
+    PUBLISHED_DIR,
+    baseline_of,
+    published_rows,
+    published_tables,
+    read_published,
+)
+from evaluation.reporting.tables import Section, Table, json_line
 from evaluation.reporting.titles import group_facts
 from evaluation.scoring.comparable import group_answers, load_all
 from evaluation.scoring.groups import Group
@@ -61,7 +66,6 @@ INTRODUCTION = (
     "measured here comes first, with its device and commit; figures that others published come last. "
     "Click a column's title to sort."
 )
-HEADING_FACTS = ("Model", "Questions asked", "Precision", "Device")
 # The files of --out; each has an option of its own.
 FILES = {
     "markdown": ("leaderboard.md", "write the tables to this file too"),
@@ -88,22 +92,12 @@ cannot be read
 """
 
 
-class GroupReport(NamedTuple):
-    """A group's conditions in words, its tables, and their notes."""
-
-    facts: dict[str, str]
-    tables: list[Table]
-    notes: list[str]
-
-
 class Leaderboard(NamedTuple):
     """Everything that the leaderboard shows."""
 
     groups: list[Group]
-    parts: list[GroupReport]  # of each group
-    batch_tables: list[
-        Table
-    ]  # one for each set of groups that differ in nothing but the batch size
+    parts: list[Section]  # of each group
+    batch_tables: list[Table]  # one for each set of groups that differ in nothing else
     published_tables: list[Table]  # one for each source and device
     records: dict[str, Any]  # of the line of JSON
     left_out: Sequence[str]  # why a file, a method or a group is not there, a line each
@@ -113,13 +107,15 @@ def leaderboard_of(
     groups: list[Group], published: pd.DataFrame | None = None, left_out: Sequence[str] = ()
 ) -> Leaderboard:
     """Return the tables of groups, and of published figures if there are some."""
-    parts: list[GroupReport] = []
+    parts: list[Section] = []
     measured: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     for group, facts in zip(groups, group_facts(groups), strict=True):
         baseline = baseline_of(group, published)
         table = pairs_table(group)
-        parts.append(GroupReport(facts, group_tables(group, table), group_notes(group, baseline)))
+        heading = "; ".join(facts[name] for name in OVERVIEW_FACTS if name in facts)
+        notes = group_notes(group, baseline)
+        parts.append(Section(f"Measured: {heading}", facts, group_tables(group, table), notes))
         measured += measured_rows(group, baseline)
         pairs += table.records
     records = {
@@ -226,23 +222,19 @@ def _latex(board: Leaderboard, paths: Sequence[Path]) -> str:
 
 
 def _html(board: Leaderboard) -> str:
-    from evaluation.reporting.html_page import (  # imported late: matplotlib takes a while
-        Section,
-        page_text,
-    )
+    # Imported late: matplotlib takes a while.
+    from evaluation.reporting.html_page import page_text
     from evaluation.reporting.pictures import group_pictures
 
     sections = []
     if len(board.groups) > 1:
         sections.append(Section("All measured methods", tables=[overview_table(board.groups)]))
     for part, pictures in zip(board.parts, group_pictures(board.groups), strict=True):
-        named = [part.facts[name] for name in HEADING_FACTS if name in part.facts]
-        heading = f"Measured: {'; '.join(named)}"
-        sections.append(Section(heading, part.facts, part.tables, part.notes, pictures))
+        sections.append(part._replace(pictures=pictures))
     if board.batch_tables:
         sections.append(Section("By batch size", tables=board.batch_tables))
     if board.left_out:
-        sections.append(Section("Left out", notes=list(board.left_out)))
+        sections.append(Section("Left out", notes=board.left_out))
     if board.published_tables:
         sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))
     return page_text(TITLE, INTRODUCTION, sections, board.records["alarms"])
@@ -250,7 +242,7 @@ def _html(board: Leaderboard) -> str:
 
 def _pictures(groups: Sequence[Group], folder: Path) -> dict[Path, str | bytes]:
     """Return the files of every group's pictures, as PNG and SVG."""
-    from evaluation.reporting.charts import png_bytes, svg_text  # imported late: as above
+    from evaluation.reporting.charts import png_bytes, svg_text  # imported late, too
     from evaluation.reporting.pictures import group_pictures
 
     files: dict[Path, str | bytes] = {}
@@ -334,7 +326,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="write all of these into this folder, as leaderboard.md and so on",
     )
     parser.add_argument(
-        "--pictures", metavar="DIR", help="draw the page's pictures into this folder, as PNG and SVG"
+        "--pictures",
+        metavar="DIR",
+        help="draw the page's pictures into this folder, as PNG and SVG",
     )
     options = parser.parse_args(argv)
     if not options.published and (options.published_device or options.published_model):

@@ -219,8 +219,7 @@ class Sampler:
 def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
     """Return the p-value of a chi-square test of counts against expected shares; rare texts are pooled.
 
-    Raises:
-        UserError: if there are too few samples for a test.
+    A `UserError` if there are too few samples for a test.
     """
     total = sum(counts.values())
     means = np.array([total * share for share in expected.values()])

@@ -21,12 +21,12 @@ import pandas as pd
 
 from evaluation.answers.answer_file import Categories, add_category_options
 from evaluation.answers.defects import check_limit
+from evaluation.answers.differences import Equality
 from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
 from evaluation.reporting.tables import bounds_text, figure_text, json_line, markdown_table
 from evaluation.reporting.titles import task_title
 from evaluation.scoring.comparable import differing_conditions, equality_of_files, load_answers
-from evaluation.scoring.equality import Equality
 from evaluation.scoring.figures import (
     COUNTS,
     EXACT_FIGURES,

@@ -18,8 +18,7 @@ LONGEST_LINE = 2**28
 def read_answers(path: str | Path) -> list[AnswerRow]:
     """Return the rows of an answer file in file order, failed ones included.
 
-    Raises:
-        UserError: as `read_lines`, or if a question is answered twice; names the file and the line.
+    Errors are those of `read_lines`, and a `UserError` if a question is answered twice.
     """
     line_of: dict[int | str, int] = {}
     lines = read_lines(path)
@@ -60,11 +59,7 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
 
 
 def check_overwritten(file: Path) -> None:
-    """Refuse to overwrite a file that is not an answer file: it has no sidecar, and no answer in its first line.
-
-    Raises:
-        UserError: in such a case.
-    """
+    """Refuse to overwrite a file by a `UserError` if it has no sidecar, and no answer in its first line."""
     with file.open("rb") as content:
         line = content.readline(LONGEST_LINE)
     try:
@@ -96,11 +91,7 @@ def add_category_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Categories:
-    """Categories of a question file (None: no file), renamed by texts such as `OLD=NEW`.
-
-    Raises:
-        UserError: if the file cannot be read, or a text is not of that form.
-    """
+    """Categories of a question file (None: no file), renamed by texts such as `OLD=NEW`; errors as of both."""
 
     def __init__(
         self, question_file: str | Path | None = None, renames: Sequence[str] = ()

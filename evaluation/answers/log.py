@@ -98,8 +98,7 @@ class AnswerLog:
     def append(self, row: AnswerRow, memory: Mapping[str, torch.Tensor]) -> None:
         """Append one answer, with the memory that the method has after it ({} if it keeps none).
 
-        Raises:
-            UserError: if it cannot be written; the rows before stay, with their memory.
+        A `UserError` if it cannot be written; the rows before stay, with their memory.
         """
         line = row.to_json(allow_nan=False).encode() + b"\n"
         try:
@@ -120,11 +119,7 @@ class AnswerLog:
         self.num_failed += row.is_failed
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the memory saved with the last row.
-
-        Raises:
-            UserError: if it is missing or cannot be read.
-        """
+        """Return the memory saved with the last row; a `UserError` if it is missing or cannot be read."""
         file = self._state_of(self.num_rows)
         try:
             return load_file(file)
@@ -211,8 +206,7 @@ def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_name(file: Path) -> None:
     """Refuse a name that leaves no room for the longest name beside it, the sidecar's until it is whole."""
-    num_bytes = len(os.fsencode(file.name))
-    most = LONGEST_NAME - LONGEST_ENDING
+    num_bytes, most = len(os.fsencode(file.name)), LONGEST_NAME - LONGEST_ENDING
     if num_bytes > most:
         raise UserError(
             f"answer file {file}: its name has {num_bytes} bytes; allowed: at most {most}; give a shorter "

@@ -2,7 +2,7 @@
 
 `CONDITIONS` is the one table of a sidecar's conditions: whether a resumed run must have it, whether
 it tells groups or entries of a leaderboard apart, whether a rerun needs it. A new condition is a line
-there, and a value where the record is made if no option has its name.
+there, and a value where the record is made if no option has its name. Weights and commit, too, are told here.
 
 Use:
     record = RunRecord.read("answers.jsonl")
@@ -11,7 +11,9 @@ Use:
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from model.methods import METHODS, find_method
 from model.options import resolved
 
 UNKNOWN = "unknown"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 # The sidecar's role of a second run of the baseline.
 NOISE_FLOOR = "noise floor"
 # The role of the first of several servers: the others are measured against it.
@@ -156,19 +159,11 @@ class RunRecord(JsonObject):
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
-        """Read the sidecar of an answer file; the record is empty if there is none.
-
-        Raises:
-            UserError: if the sidecar is not a readable JSON object.
-        """
+        """Read an answer file's sidecar, empty if there is none; a `UserError` if it is no readable JSON object."""
         return cls.of(_read(sidecar_path(path)))
 
     def write(self, path: str | Path) -> None:
-        """Write the sidecar of an answer file.
-
-        Raises:
-            UserError: if it cannot be written.
-        """
+        """Write the sidecar of an answer file; a `UserError` if it cannot be written."""
         write_whole(sidecar_path(path), json.dumps(self.values, indent=2) + "\n")
 
     def __bool__(self) -> bool:
@@ -272,8 +267,7 @@ class RunRecord(JsonObject):
 def sidecar_path(path: str | Path) -> Path:
     """Return where an answer file's sidecar lies: `ANSWERS.jsonl` has `ANSWERS.meta.json`.
 
-    Raises:
-        UserError: if `ANSWERS` is there too: its sidecar would have the same name.
+    A `UserError` if `ANSWERS` is there too: its sidecar would have the same name.
     """
     return _beside(Path(path), ".meta.json")
 
@@ -317,3 +311,53 @@ def _read(sidecar: Path) -> dict[str, Any]:
             f"the sidecar {sidecar} is not valid: options must be a JSON object; correct or remove it"
         )
     return meta
+
+
+def model_fingerprint(model_path: str, hf_config: Any) -> str:
+    """Return 12 digits that tell weights apart: the hub's commit, or a hash of a folder's files or a GGUF file.
+
+    Of large files only size, first and last megabyte are read: enough to tell checkpoints apart
+    without reading gigabytes.
+    """
+    if hub_commit := getattr(hf_config, "_commit_hash", None):
+        return hub_commit[:12]
+    digest = hashlib.sha256()
+    path = Path(model_path)
+    in_folder = (file for file in sorted(path.glob("*")) if file.suffix in WEIGHT_SUFFIXES)
+    for file in [path] if path.is_file() else in_folder:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(2**20))
+            content.seek(max(0, size - 2**20))
+            digest.update(content.read())
+    return digest.hexdigest()[:12]
+
+
+def check_weights(
+    model_path: str, hf_config: Any, fingerprint: str, what: str, advice: str
+) -> None:
+    """Refuse a model whose weights are not those of an earlier run.
+
+    The `UserError` says "... `what` of FINGERPRINT; `advice`", such as "the answers are" and "give that model".
+    """
+    found = model_fingerprint(model_path, hf_config)
+    if found != fingerprint:
+        raise UserError(
+            f"model_path {model_path}: got weights {found}; {what} of {fingerprint}; {advice}"
+        )
+
+
+def git_commit() -> str | None:
+    """Return this checkout's commit, with "-dirty" if tracked files differ; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return commit + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -63,11 +63,7 @@ class JsonObject(BaseModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Return what holds these keys.
-
-        Raises:
-            ValueError: names the first key with a wrong value.
-        """
+        """Return what holds these keys; a `ValueError` names the first key with a wrong value."""
         try:
             found = cls.model_validate(values)
         except ValidationError as error:

@@ -1,9 +1,8 @@
-"""Figures of an answer file's steps: acceptance by place in the tree, by source and by turn, and the parts of their time.
+"""Figures of an answer file's steps: acceptance by place in the tree, by source and by turn, and times of parts.
 
 A step emits its accepted drafted tokens and one of the model's own; one that the limit or the end of text cuts may
-lack the latter. Steps without a draft emit one token: some count them, some do not, so that three averages are called
-acceptance length (docs/acceptance.md). Rows without counts, such as other people's, are passed over. Every choice of
-every question counts.
+lack the latter. Steps without a draft emit one token: some count them, some do not, so that three averages are
+called acceptance length (docs/acceptance.md). Rows without counts, such as other people's, are passed over.
 """
 
 from __future__ import annotations

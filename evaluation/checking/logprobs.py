@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.answers.differences import Difference
+from evaluation.answers.differences import Difference, first_difference
 from evaluation.checking.rerun import (
     FileJudge,
     Paths,
@@ -19,7 +19,7 @@ from evaluation.checking.rerun import (
     check_shared,
     questions_of,
 )
-from evaluation.checking.tie_or_bug import BUG, TIE, Verdict, judge_tokens
+from evaluation.checking.tie_or_bug import BUG, Verdict, judge_tokens
 from evaluation.inference.client import Client, EndpointConfig, EndpointError
 from evaluation.inference.servers import asked_messages
 from model.commands.command_line import UserError
@@ -45,11 +45,7 @@ class LogprobJudgement(Verdict):
 
 
 class LogprobReplay(FileJudge):
-    """Two answer files with a server that judges them.
-
-    Raises:
-        UserError: if the server cannot be reached, or as `questions_of`.
-    """
+    """Two answer files with a server that judges them; a `UserError` if it cannot be reached."""
 
     def __init__(
         self, paths: Paths, rows: Rows, config: EndpointConfig, question_file: str | None
@@ -101,10 +97,8 @@ def judge_logprobs(content: Sequence[dict[str, Any]], texts: tuple[str, str]) ->
         content: OpenAI's `logprobs.content` of one of the texts, or of a third that agrees with both up to there.
         texts: the two; they differ.
     """
-    pairs = enumerate(zip(*texts, strict=False))
-    shorter = min(map(len, texts))
-    parted = next((place for place, (one, other) in pairs if one != other), shorter)
-    if parted == shorter:
+    parted = first_difference(*texts)
+    if parted == min(map(len, texts)):
         return LogprobJudgement(NOT_JUDGED, "one text ends where they begin to differ")
     begin = 0
     for entry in content:
@@ -125,13 +119,12 @@ def judge_logprobs(content: Sequence[dict[str, Any]], texts: tuple[str, str]) ->
         cause = f"no token of {rest!r} is among the {len(top)} likeliest at character {begin}"
         return LogprobJudgement(BUG, cause)
     one, other = found[0] or "", found[1] or ""
-    standing = judge_tokens(list(top.values()), (top[one], top[other]), TIE_NATS)
+    verdict, gaps = judge_tokens(list(top.values()), (top[one], top[other]), TIE_NATS)
     cause = (
-        f"{one!r} and {other!r} stand {standing.gaps[0]:.3g} and {standing.gaps[1]:.3g} nats below the likeliest "
+        f"{one!r} and {other!r} stand {gaps[0]:.3g} and {gaps[1]:.3g} nats below the likeliest "
         f"token, bridged up to {TIE_NATS}"
     )
-    verdict = TIE if standing.is_tie else BUG
-    return LogprobJudgement(verdict, cause, (one, other), standing.gaps)
+    return LogprobJudgement(verdict, cause, (one, other), gaps)
 
 
 def _token(top: dict[str, float], rest: str, num_common: int) -> str | None:

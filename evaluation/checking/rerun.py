@@ -15,9 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from evaluation.answers.differences import Difference
-from evaluation.answers.provenance import check_weights
-from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
+from evaluation.answers.differences import Difference, first_difference
+from evaluation.answers.record import UNKNOWN, RunRecord, Use, check_weights, keys
 from evaluation.answers.row import AnswerRow, Choice
 from evaluation.checking.tie_or_bug import Judge, Judgement, Verdict
 from evaluation.questions.conversation import Message, asked_ids, choose_conversation
@@ -215,9 +214,7 @@ class ServedReplay(FileJudge):
             return one, other
         texts = [choice.turns[turn] for choice in choices]
         ids = [self._tokens(text) for text in texts]
-        pairs = enumerate(zip(*ids, strict=False))
-        shorter = min(map(len, ids))
-        position = next((place for place, (one, other) in pairs if one != other), shorter)
+        position = first_difference(*ids)
         begin = len(self._tokenizer.decode(ids[0][:position]))
         first, second = (
             self._from_text(text, tokens, position, begin)
@@ -284,11 +281,7 @@ def judged_text(judged: dict[str, Any]) -> str:
 
 
 def check_shared(paths: Paths) -> dict[str, Any]:
-    """Return the record of the first file with its defaults.
-
-    Raises:
-        UserError: if the files are not of equal questions, or were sampled.
-    """
+    """Return the first file's record with defaults; a `UserError` if questions differ or answers were sampled."""
     records = [RunRecord.read(path).with_defaults() for path in paths]
     for key in SHARED:
         values = [record.get(key) for record in records]
@@ -305,11 +298,7 @@ def check_shared(paths: Paths) -> dict[str, Any]:
 
 
 def questions_of(record: Mapping[str, Any], question_file: str | None) -> dict[int | str, Question]:
-    """Return the questions that a file with this record answers; None takes its benchmark's.
-
-    Raises:
-        UserError: if they are missing, or others.
-    """
+    """Return the questions that a record's file answers (None: its benchmark's), or raise a `UserError`."""
     file = question_file_of(record["bench_name"], question_file)
     if file_hash(file) != record["question_file_sha256"]:
         raise UserError(

@@ -27,12 +27,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from evaluation.answers.differences import first_difference
 from model.backends.target import TargetModel
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
@@ -46,26 +46,22 @@ NOISE_FACTOR = 3.0
 TIE, BUG = "tie", "BUG"
 
 
-class Standing(NamedTuple):
-    """How far two tokens stand below the largest score."""
-
-    is_tie: bool
-    gaps: tuple[float, float]
-
-
 def judge_tokens(
     scores: Sequence[float] | torch.Tensor, tokens: tuple[float, float], bound: float
-) -> Standing:
+) -> tuple[str, tuple[float, float]]:
     """Judge two tokens of which each was chosen greedily: a tie if both stand within `bound` of the largest score.
 
     Args:
         scores: of all tokens at the position, [V].
         tokens: the scores of the two.
         bound: how far below the largest one rounding may push the largest token's score.
+
+    Returns:
+        `TIE` or `BUG`, and how far the two stand below the largest score.
     """
     largest = float(torch.as_tensor(scores, dtype=torch.float64).max())
     gaps = (largest - tokens[0], largest - tokens[1])
-    return Standing(max(gaps) <= bound, gaps)
+    return (TIE if max(gaps) <= bound else BUG), gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +112,8 @@ class Judge:
         self.is_exact = target.dtype.itemsize >= 4
         wide = torch.float64 if self.is_exact else torch.float32
         self._reference = copy.deepcopy(target.model).to(wide)
+        self._plain = VanillaDrafter(VanillaConfig(), target.vocab_size, target.device)
         self._plain_errors: list[float] = []
-
-    @property
-    def num_positions(self) -> int:
-        return len(self._plain_errors)
 
     @property
     def noise(self) -> float:
@@ -133,14 +126,13 @@ class Judge:
         """Measure the noise on prompts and texts of plain decoding, until there are positions enough."""
         for prompt_ids, token_ids in texts:
             self.measure_noise(prompt_ids, token_ids)
-            if self.num_positions >= NOISE_POSITIONS:
+            if len(self._plain_errors) >= NOISE_POSITIONS:
                 break
 
     def measure_noise(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Measure the noise on a text of plain decoding; judgements need some hundred positions."""
-        plain = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
         reference = self._reference_logits(prompt_ids, token_ids)
-        self._plain_errors += self._errors(plain, prompt_ids, token_ids, reference)
+        self._plain_errors += self._errors(self._plain, prompt_ids, token_ids, reference)
 
     def judge(
         self,
@@ -159,12 +151,11 @@ class Judge:
         Raises:
             ValueError: if one text is the beginning of the other.
         """
-        position = _first_difference(*texts)
+        position = _parting(*texts)
         # Over the whole text: a bug with a small effect at the first difference shows elsewhere.
         reference = self._reference_logits(prompt_ids, texts[0])
         errors = [self._errors(drafter, prompt_ids, texts[0], reference) for drafter in drafters]
-        prefix = torch.tensor([[*prompt_ids, *texts[0][:position]]], device=reference.device)
-        scores = self._penalty(prefix, reference[position][None])[0]
+        scores = self._scores(prompt_ids, texts[0][:position], reference)
         first, second = (float(scores[text[position]]) for text in texts)
         gap, noise = abs(first - second), self.noise
         # A replay may have smaller errors than the run, whose two were up to the noise.
@@ -199,13 +190,11 @@ class Judge:
         Raises:
             ValueError: if one text is the beginning of the other.
         """
-        position = _first_difference(*texts)
+        position = _parting(*texts)
         known = texts[0][: position + 1]
         reference = self._reference_logits(prompt_ids, known)
-        plain = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
-        errors = self._errors(plain, prompt_ids, known, reference)
-        prefix = torch.tensor([[*prompt_ids, *texts[0][:position]]], device=reference.device)
-        scores = self._penalty(prefix, reference[position][None])[0]
+        errors = self._errors(self._plain, prompt_ids, known, reference)
+        scores = self._scores(prompt_ids, known[:position], reference)
         chosen = [
             max((text[position], *more), key=lambda token: float(scores[token]))
             for text, more in zip(texts, others, strict=True)
@@ -214,10 +203,16 @@ class Judge:
         logits = (float(scores[tokens[0]]), float(scores[tokens[1]]))
         noise = self.noise
         bound = 2 * self._stretch * max(errors[position], noise)
-        standing = judge_tokens(scores, logits, bound)
+        verdict, gaps = judge_tokens(scores, logits, bound)
         worst = (max(errors), max(errors))
-        gap, verdict = max(standing.gaps), TIE if standing.is_tie else BUG
-        return Judgement(verdict, position, tokens, logits, gap, bound, noise, worst)
+        return Judgement(verdict, position, tokens, logits, max(gaps), bound, noise, worst)
+
+    def _scores(
+        self, prompt_ids: Sequence[int], known: Sequence[int], reference: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the reference's scores [V] after the known tokens, with the repetition penalty."""
+        prefix = torch.tensor([[*prompt_ids, *known]], device=reference.device)
+        return self._penalty(prefix, reference[len(known)][None])[0]
 
     @torch.inference_mode()
     def _reference_logits(
@@ -244,10 +239,9 @@ class Judge:
         return rule.errors
 
 
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    position = next((place for place, (mine, theirs) in pairs if mine != theirs), None)
-    if position is None:
+def _parting(one: Sequence[int], other: Sequence[int]) -> int:
+    position = first_difference(one, other)
+    if position == min(len(one), len(other)):
         raise ValueError("texts: one is the beginning of the other; allowed: texts that differ")
     return position
 

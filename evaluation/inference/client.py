@@ -93,14 +93,11 @@ class Reply:
 
 
 class Client:
-    """A server that was reached.
+    """A server that was reached; a `UserError` if it cannot be, or does not list the model.
 
     Attributes:
         model: the name of the model there.
         gives_token_ids: whether it takes `return_token_ids`.
-
-    Raises:
-        UserError: if it cannot be reached, or does not list the model.
     """
 
     def __init__(self, config: EndpointConfig) -> None:
@@ -131,11 +128,7 @@ class Client:
         seed: int | None = None,
         tools: Sequence[Any] = (),
     ) -> Reply:
-        """Ask for the next message of a conversation.
-
-        Raises:
-            EndpointError: if the server refuses, breaks off or cannot be understood.
-        """
+        """Ask for the next message; an `EndpointError` if the server refuses or breaks off."""
         body = {"model": self.model, "messages": list(messages), **_options(sampling, seed)}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         body |= {"tools": list(tools)} if tools else {}

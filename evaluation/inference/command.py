@@ -1,26 +1,38 @@
-"""The command line that all inference commands share.
+"""The command line that all inference commands share, and the words that name the participants of a comparison.
 
-Options come from dataclasses: the parts of `RunConfig`, the same for every method, and the method's
-own config. Defaults live there and nowhere else. Everything that can be known to be wrong is said
-before the weights load.
+Options come from dataclasses: the parts of `RunConfig`, the same for every method, and the method's own config.
+Defaults live there and nowhere else. Everything that can be known to be wrong is said before the weights load.
+
+A participant is named as its inference command spells it, without what all have in common: "pld",
+"recycling --tree-version 2.2.2". NAME-auto is the method with its automatic number of nodes. An address
+such as http://127.0.0.1:8000 is an OpenAI-compatible server.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.inference.client import SCHEMES, EndpointConfig
 from evaluation.inference.config import PARTS, RunConfig
+from evaluation.inference.llama_cpp import LLAMA_CPP
+from evaluation.inference.plan import Participant
+from evaluation.inference.servers import Server
+from evaluation.inference.transformers_generate import ASSISTED, TRANSFORMERS
 from model.commands.command_line import (
     OptionParser,
+    UserError,
     add_options,
     config_of,
     run_command,
     user_errors,
 )
-from model.methods import Method, find_method
+from model.commands.model_options import DEMO_MODEL
+from model.methods import METHODS, Method, find_method
+from model.options import unknown_name
 
 EXAMPLES = """examples:
   # the demo model on the demo questions, on this machine
@@ -49,6 +61,10 @@ NEEDED = {
         "large": " \\\n      --heads {method}-vicuna-7b-v1.3",
     },
 }
+AUTO = "-auto"
+BASELINE = "vanilla"
+OTHERS = TRANSFORMERS | LLAMA_CPP
+DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
 def build_parser(method: Method, command: str | None = None) -> argparse.ArgumentParser:
@@ -84,11 +100,7 @@ def build_parser(method: Method, command: str | None = None) -> argparse.Argumen
 def parse(
     method: Method, argv: Sequence[str] | None, command: str | None = None
 ) -> tuple[RunConfig, Any, argparse.Namespace]:
-    """Return the run's config, the method's config, and what was given for its matrix.
-
-    Raises:
-        UserError: if a value is not allowed.
-    """
+    """Return the run's config, the method's, and what was given for its matrix; a `UserError` if one is wrong."""
     given = vars(build_parser(method, command).parse_args(argv))
     with user_errors():
         run = RunConfig.of(given)
@@ -102,7 +114,6 @@ def main(name: str, argv: Sequence[str] | None = None, command: str | None = Non
     with user_errors():
         method = find_method(name)
     run, config, matrix = parse(method, argv, command)
-    from evaluation.inference.plan import Participant
     from evaluation.inference.run import answer_with_method
 
     return answer_with_method(Participant(name, method, config), run, matrix.load, matrix.save)
@@ -116,3 +127,118 @@ def inference_command(name: str, file: str) -> None:
     if name == "__main__":
         command = Path(file).stem.removeprefix("inference_")
         run_command(lambda argv: main(SPEC_BENCH_NAMES.get(command, command), argv))
+
+
+def participants_of(
+    words: Sequence[str],
+    model_path: str,
+    draft_model: str | None = None,
+    needs_baseline: bool = True,
+) -> list[Participant]:
+    """Return the participants of these words, such as "recycling --start cold", the baseline first.
+
+    Participants that need a draft model and name none have `draft_model`; the demo model has one by default. The
+    baseline may be missing if it is not needed, or where all are servers. A `UserError` if a method, an option or a
+    draft model is unknown, missing or not allowed.
+    """
+    are_servers = all(is_address(one) for one in words)
+    if needs_baseline and BASELINE not in words and not are_servers:
+        raise UserError(
+            f"methods: got {' '.join(words)}; {BASELINE}, the baseline, must be among them"
+        )
+    needing = [one for one in words if _needs_draft_model(one)]
+    if draft_model is not None and not needing:
+        raise UserError(
+            f"draft_model: got {draft_model}; only sps and {ASSISTED} use it; add one of them to --methods, "
+            "or leave out --draft-model"
+        )
+    if draft_model is None and Path(model_path).resolve() == DEMO_MODEL:
+        draft_model = DEMO_DRAFT
+    if needing and draft_model is None:
+        raise UserError(f"draft_model: got none; give the model that {needing[0]} drafts with")
+    heads = DEMO_MODEL.parent if Path(model_path).resolve() == DEMO_MODEL else None
+    in_order = sorted(words, key=lambda one: one != BASELINE)
+    found = [participant_of(one, draft_model, heads) for one in in_order]
+    labels = [participant.label for participant in found]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"methods: got {' '.join(words)}; allowed: each once")
+    return found
+
+
+def participant_of(
+    words: str, draft_model: str | None = None, heads: Path | None = None
+) -> Participant:
+    """Return the participant of these words; `heads`: a folder of heads. Errors as `participants_of`."""
+    name, *options = _split(words)
+    if is_address(name):
+        config = _endpoint_config(name, options)
+        return Participant(words, Server(config.base_url), config)
+    if name in OTHERS:
+        if options:
+            raise UserError(f"methods: got {words!r}; {name} takes no options")
+        return Participant(words, OTHERS[name], OTHERS[name].config(draft_model))
+    method = _method_of(name)
+    given = list(options)
+    if name.endswith(AUTO):
+        for option, value in method.drafter_class.auto_options.items():
+            given += [f"--{option.replace('_', '-')}", value]
+    if _needs_draft_model(words):
+        given += ["--draft-model", str(draft_model)]
+    if method.drafter_class.drafts_with() == "heads" and not _names("--heads", options):
+        if heads is None:
+            raise UserError(
+                f'heads: got none; name the folder of {method.heads_of}\'s heads: "{name} --heads FOLDER"'
+            )
+        given += ["--heads", str(heads / method.heads_of)]
+    run, config, matrix = parse(method, given)
+    if run != RunConfig() or matrix.load or matrix.save:
+        raise UserError(
+            f"methods: got {words!r}; allowed: options of {method.name} itself, without a saved matrix"
+        )
+    return Participant(words, method, config)
+
+
+def _endpoint_config(address: str, options: Sequence[str]) -> EndpointConfig:
+    parser = OptionParser(prog=address)
+    add_options(parser, EndpointConfig, ("served_model", "api_key_env", "timeout"))
+    return config_of(EndpointConfig, vars(parser.parse_args(options)) | {"base_url": address})
+
+
+def _method_of(name: str) -> Method:
+    """Return the method of a name, with or without `AUTO`."""
+    base = name.removesuffix(AUTO)
+    with user_errors():
+        if base in METHODS or ":" in base:
+            method = find_method(base)
+            if base == name or method.drafter_class.auto_options:
+                return method
+        known = [*METHODS]
+        known += [one + AUTO for one in METHODS if find_method(one).drafter_class.auto_options]
+    raise UserError(unknown_name("methods", name, [*known, *OTHERS]))
+
+
+def _split(words: str) -> list[str]:
+    try:
+        return shlex.split(words) or [""]
+    except ValueError as error:
+        raise UserError(f"methods: got {words!r}: {error}; close the quotation") from error
+
+
+def _needs_draft_model(words: str) -> bool:
+    """Whether a participant drafts with a model that its words do not name."""
+    name, *options = _split(words)
+    if is_address(name) or name in OTHERS:
+        return name == ASSISTED
+    return not _names("--draft-model", options) and (
+        _method_of(name).drafter_class.drafts_with() == "draft_model"
+    )
+
+
+def is_address(words: str) -> bool:
+    """Whether a participant's words name a server."""
+    return words.startswith(SCHEMES)
+
+
+def _names(option: str, options: Sequence[str]) -> bool:
+    spelled = [word.partition("=")[0].replace("_", "-") for word in options]
+    return option in spelled

@@ -54,11 +54,7 @@ class QuestionOptions(Options):
         object.__setattr__(self, "category_map", tuple(self.category_map))  # of a list
 
     def has_length(self, num_tokens: int) -> bool:
-        """Whether a first prompt of so many tokens is asked.
-
-        Raises:
-            ValueError: if the bounds are not MIN:MAX with MIN up to MAX.
-        """
+        """Whether a first prompt of so many tokens is asked; a `ValueError` if the bounds are not MIN:MAX."""
         if self.prompt_tokens is None:
             return True
         found = re.fullmatch(r"(\d{0,9}):(\d{0,9})", self.prompt_tokens)
@@ -75,11 +71,7 @@ class QuestionOptions(Options):
         return random.Random(self.shuffle).sample(questions, len(questions))
 
     def part_of(self, questions: Sequence[Any]) -> Sequence[Any]:
-        """Return this shard's part of the questions; all of them without --shard.
-
-        Raises:
-            ValueError: if the shard is not I/N with 1 <= I <= N.
-        """
+        """Return this shard's part of the questions, or all; a `ValueError` if it is not I/N with 1 <= I <= N."""
         if self.shard is None:
             return questions
         found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", self.shard)
@@ -211,9 +203,7 @@ class RunConfig:
     def of(cls, given: Mapping[str, Any]) -> RunConfig:
         """Return a run with the given options, by their names.
 
-        Raises:
-            ValueError: if a value is not allowed, or values do not fit each other.
-            UserError: the same of one part.
+        A `ValueError` or `UserError` if a value is not allowed, or values do not fit each other.
         """
         return cls(**{name: config_of(part, given) for name, part in PARTS.items()})
 

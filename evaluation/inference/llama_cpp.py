@@ -99,11 +99,7 @@ LLAMA_CPP: dict[str, OtherProgram] = {name: LlamaCpp(name) for name in (PLAIN, N
 
 
 class LlamaCppAnswerer(Answerer):
-    """llama.cpp with torch's number of threads; greedy. It keeps to the context of the model in our hands.
-
-    Raises:
-        UserError: if llama.cpp cannot load the file.
-    """
+    """llama.cpp, greedy, with torch's number of threads. It keeps to the context of the model in our hands."""
 
     def __init__(self, plan: Plan, target: TargetModel) -> None:
         self._target, self._path = target, plan.run.model.model_path

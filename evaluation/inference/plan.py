@@ -1,31 +1,73 @@
-"""Who is asked what, under which conditions, into which file: what all commands that answer hand on."""
+"""Who is asked what, under which conditions, into which file: runs that are checked before the weights load.
+
+Loading takes long: a mistake in the question file, device, model config, tokenizer, template, matrix
+or answer file is reported before it. The checks read in order: `check_asked`, then `prepare` for each participant.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from transformers import StopStringCriteria
 
 from evaluation.answers.log import AnswerLog
+from evaluation.answers.record import (
+    SERVED,
+    RunRecord,
+    git_commit,
+    model_fingerprint,
+    recorded_options,
+    sidecar_path,
+)
 from evaluation.inference.answering import Answerer, Asking
 from evaluation.inference.client import Client
-from evaluation.inference.config import RunConfig
-from evaluation.questions.conversation import Conversation
-from evaluation.questions.questions import Question
+from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.questions.conversation import (
+    Conversation,
+    asked_ids,
+    check_messages,
+    check_system,
+    choose_conversation,
+)
+from evaluation.questions.questions import (
+    DATA_FOLDER,
+    Question,
+    load_questions,
+    question_file_of,
+)
 from model.api.prompts import stop_criterion
 from model.backends.proofs.support import eos_ids_of
 from model.backends.target import TargetModel
-from model.commands.command_line import user_errors
-from model.commands.loading import CheckedModel
+from model.budget.measure import use_fastest_threads
+from model.commands.command_line import UserError, user_errors
+from model.commands.files import file_hash, refuse_outputs
+from model.commands.loading import (
+    CheckedModel,
+    check_model,
+    choose_device,
+    make_drafter,
+    read_memory,
+    refuse_gpus,
+)
+from model.commands.model_options import ModelOptions
+from model.kernels.registered_attention import sdpa_backends
+from model.machine.hardware import device_name
+from model.machine.packages import versions
 from model.methods import Method
-from model.options import Options
+from model.options import Options, chosen
 
 Memory = dict[str, torch.Tensor]
+# Options of a run that a server decides itself, or that ask for nothing there.
+NOT_SENT = ("kernels", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +157,7 @@ class Plan:
         return self.log.remaining(self.asked.questions)
 
     def memory(self) -> Memory | None:
-        """Return the memory before the first question; None if every worker has a memory of its own.
-
-        Raises:
-            UserError: if questions were answered and their memory is missing.
-        """
+        """Return the memory before the first question; None if every worker has a memory of its own."""
         if self.run.uses_ray and not (self.is_hot and self.run.workers.state_order == "single"):
             return None
         return self.log.memory() if self.is_hot and self.log.num_rows else self.start_memory
@@ -146,3 +184,236 @@ class Plan:
             )
             for question in self.asked.questions
         )
+
+
+def questions_asked(run: RunConfig) -> Asked:
+    """Return the questions of a run in their order, without a model; a `UserError` if there are none."""
+    asked = run.questions
+    question_file = question_file_of(asked.bench_name, asked.question_file)
+    selected = load_questions(
+        question_file,
+        asked.question_begin,
+        asked.question_end,
+        asked.num_questions,
+        run.answers.system_prompt,
+        asked.category_map,
+    )
+    questions = asked.part_of(asked.in_order(selected))
+    if not questions:
+        raise UserError(
+            f"shard: got {asked.shard}, which has none of the questions; give fewer shards"
+        )
+    return Asked(question_file, questions)
+
+
+def check_asked(run: RunConfig) -> Asked:
+    """Load the questions and check the model before the weights load."""
+    asked, options = questions_asked(run), run.model
+    model = check_run_model(run)
+    conversation = choose_conversation(
+        run.answers.conv_template, options.model_path, model.tokenizer
+    )
+    check_system(conversation, asked.questions, options.model_path)
+    check_messages(conversation, asked.questions)
+    questions = asked.questions
+    if run.questions.prompt_tokens:
+        questions = [
+            one
+            for one in questions
+            if run.questions.has_length(len(asked_ids(conversation, one, 0, [])))
+        ]
+        if not questions:
+            raise UserError(
+                f"prompt_tokens: got {run.questions.prompt_tokens}, which none of {len(asked.questions)} questions "
+                "has"
+            )
+    return Asked(asked.question_file, questions, model, conversation)
+
+
+def check_run_model(run: RunConfig) -> CheckedModel:
+    """Check a run's model, device and workers before the weights load."""
+    workers, device = run.workers, choose_device(run.model)
+    if device.type == "cpu" and workers.num_gpus_total > 1:
+        refuse_gpus("num_gpus_total", workers.num_gpus_total)
+    if device.type != "cpu" and workers.num_workers:
+        raise UserError(
+            f"num_workers: got {workers.num_workers} on {device}; allowed: with --device cpu; "
+            "on GPUs give --num-gpus-total"
+        )
+    if run.uses_ray and find_spec("ray") is None:
+        raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
+    if run.uses_ray and device.index is not None:
+        raise UserError(
+            f"device: got {device} with workers, but Ray chooses each worker's device; give --device {device.type}"
+        )
+    return check_model(run.model, workers.num_workers, workers.ray_address is not None)
+
+
+def prepare(
+    asked: Asked,
+    participant: Participant,
+    run: RunConfig,
+    load_matrix: str | None = None,
+    save_matrix: str | None = None,
+    circumstances: Mapping[str, Any] = MappingProxyType({}),
+) -> Plan:
+    """Check a participant's run before the weights load, reach a server, and lock the answer file.
+
+    The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
+    content of the sidecar.
+    """
+    client, model = None, asked.model
+    memory: Memory = {}
+    is_hot = False
+    if participant.is_served:
+        client = Client(participant.config)
+    else:
+        assert model is not None, "a method needs a model"
+        memory = read_memory(load_matrix, model.tokenizer)
+        if isinstance(participant.method, Method) and model.vocab_size:
+            is_hot = _check_drafter(participant, run, model, memory, save_matrix is not None)
+    model_id = run.answers.model_id or _run_name(participant, run, model)
+    given = run.answers.answer_file
+    if not given and not DATA_FOLDER.is_dir():  # as where the package is installed
+        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
+    shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
+    default = model_answers(run.questions) / f"{model_id}{shard}.jsonl"
+    answer_file = Path(given).expanduser() if given else default
+    saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
+    # A run may load a matrix and save it into the same file.
+    read = [asked.question_file, *(loaded if loaded != saved else [])]
+    refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
+    threads = None if client else _known_threads(run, model, answer_file)
+    sidecar = {
+        "method": participant.method.name,
+        "options": {"served_model": client.model} if client else asdict(participant.config),
+        "model_id": model_id,
+        **(_as_served(asked, run, client) if client else _as_decoded(asked, run, load_matrix)),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "argv": sys.argv[1:],
+        "start_time": time.time(),
+        "end_time": None,
+        **circumstances,
+    }
+    if threads:
+        sidecar["threads"] = threads
+    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
+    return Plan(participant, run, asked, model_id, log, memory, is_hot, threads, client)
+
+
+def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[str, Any]:
+    """Return the conditions of answers that the model in our hands gives."""
+    model, conversation = asked.model, asked.conversation
+    assert model is not None and conversation is not None, "a method needs a model"
+    return {
+        **recorded_options(run.options()),
+        "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
+        "conv_template": conversation.name,
+        "question_file_sha256": file_hash(asked.question_file),
+        "question_file_name": asked.question_file.name,
+        "load_matrix": load_matrix,
+        "shard": run.questions.shard,
+        "num_workers": run.worker_count if run.uses_ray else None,
+        "state_order": run.workers.state_order if run.uses_ray else None,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": model.weights,
+        "device": device_name(model.device),
+        "sdpa_backends": sdpa_backends(model.device),
+        "graphs": run.model.graphs if _takes_graphs(run.model, model.device) else None,
+    }
+
+
+def _as_served(asked: Asked, run: RunConfig, client: Client) -> dict[str, Any]:
+    """Return the conditions of a server's answers, of whose model and device nothing is known."""
+    options = recorded_options(run.options())
+    return {
+        **{key: value for key, value in options.items() if key not in NOT_SENT},
+        "model_path": client.model,
+        SERVED: True,
+        "question_file_sha256": file_hash(asked.question_file),
+        "question_file_name": asked.question_file.name,
+        "shard": run.questions.shard,
+        "load_matrix": None,
+        "state_order": None,
+    }
+
+
+def _check_drafter(
+    participant: Participant, run: RunConfig, model: CheckedModel, memory: Memory, is_saved: bool
+) -> bool:
+    """Check options, memory and model by making a drafter; return whether it keeps memory across questions."""
+    # The run's device: a draft model loaded here is kept; workers load their own.
+    device = torch.device("cpu") if run.uses_ray else model.device
+    method, vocab_size = participant.method, model.vocab_size
+    assert isinstance(method, Method) and vocab_size is not None
+    drafter = make_drafter(method, participant.config, vocab_size, device, memory)
+    with user_errors():
+        drafter.check_config(model.hf_config.get_text_config(decoder=True))
+    has_graphs = _takes_graphs(run.model, model.device) and run.model.graphs == "auto"
+    if has_graphs and drafter.needs.probes:
+        raise UserError(
+            f"graphs: got auto with {method.name} on {model.device}, whose masks CUDA graphs do not read; give "
+            "--graphs off"
+        )
+    if is_saved and not drafter.memory():
+        raise UserError(
+            f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
+        )
+    if run.answers.batch_size > 1 and drafter.needs.cold_start:
+        raise UserError(
+            f"batch_size: got {run.answers.batch_size} with a cold start, which clears the memory before each "
+            "question while others still use it; allowed: 1; leave one of them out"
+        )
+    return drafter.is_hot
+
+
+def model_answers(questions: QuestionOptions) -> Path:
+    return DATA_FOLDER / questions.bench_name / "model_answer"
+
+
+def _known_threads(run: RunConfig, model: CheckedModel | None, answer_file: Path) -> int | None:
+    """Return the run's CPU threads, None if the loaded model decides them.
+
+    A resumed run goes on with the threads of its first answers.
+    """
+    given, is_resumed = run.model.threads, not run.answers.overwrite and answer_file.exists()
+    found = RunRecord.read(answer_file).threads if is_resumed and given is None else None
+    if found:
+        torch.set_num_threads(found)
+        return found
+    current = torch.get_num_threads()
+    is_fixed = run.uses_ray or (model is not None and model.device.type != "cpu")
+    return current if given or is_fixed or current == 1 else None
+
+
+def settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
+    """Let the loaded model decide the CPU threads if nothing else has, such as earlier answers."""
+    known = sorted({plan.threads for plan in plans if plan.threads})
+    if len(known) > 1:
+        raise UserError(
+            f"threads: earlier answers were made with {' and '.join(map(str, known))} threads; give --overwrite"
+        )
+    if not known:
+        print(f"{use_fastest_threads(target)}; --threads sets it", file=sys.stderr)
+    for plan in plans:
+        plan.threads = torch.get_num_threads()
+        plan.log.note(threads=plan.threads)
+
+
+def _takes_graphs(options: ModelOptions, device: torch.device) -> bool:
+    """Whether the option `graphs` has an effect."""
+    return device.type == "cuda" and options.num_gpus_per_model == 1
+
+
+def _run_name(participant: Participant, run: RunConfig, model: CheckedModel | None) -> str:
+    """Return the run's name: model, method, changed options, dtype, temperature."""
+    changed = [
+        f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
+        for name, value in chosen(participant.config).items()
+    ]
+    changed += [f"batch-{run.answers.batch_size}"] * (run.answers.batch_size > 1)
+    changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
+    changed += [str(model.dtype).removeprefix("torch.")] if model else []
+    folder = Path(run.model.model_path).resolve().name
+    return "-".join([folder, participant.method.name, *changed, f"temp-{run.sampling.temperature}"])

@@ -23,8 +23,11 @@ from evaluation.answers.row import AnswerRow
 from evaluation.inference.answering import Answerer, Finished, record, rows_of, warm_up
 from evaluation.inference.config import RunConfig
 from evaluation.inference.method import BatchedMethod, MethodAnswerer, held_bytes
-from evaluation.inference.plan import Memory, OtherProgram, Participant, Plan
-from evaluation.inference.prepare import (
+from evaluation.inference.plan import (
+    Memory,
+    OtherProgram,
+    Participant,
+    Plan,
     check_asked,
     model_answers,
     prepare,

@@ -185,11 +185,7 @@ def _tried(conversation: Conversation, model_path: str) -> Conversation:
 def check_system(
     conversation: Conversation, questions: Sequence[Question], model_path: str
 ) -> None:
-    """Refuse a template that drops system prompts, or fails with them, if a question has one.
-
-    Raises:
-        UserError: in such a case.
-    """
+    """Refuse by a `UserError` a template that drops system prompts, or fails with them, if a question has one."""
     if all(question.system is None for question in questions):
         return
     why = "leaves it out"
@@ -214,11 +210,7 @@ def asked_ids(
 
 
 def check_messages(conversation: Conversation, questions: Sequence[Question]) -> None:
-    """Refuse trajectories whose tool calls or tools the template leaves out: the prompt would be another one.
-
-    Raises:
-        UserError: in such a case.
-    """
+    """Refuse trajectories whose tools or tool calls the template leaves out: the prompt would be another one."""
     for question in questions:
         if not question.messages:
             continue

@@ -52,9 +52,7 @@ class Question:
 def question_file_of(bench_name: str, given: str | None = None) -> Path:
     """Return the given question file, or that of a benchmark.
 
-    Raises:
-        UserError: if the name is not a plain folder name, or the file is missing; says which command
-            brings it.
+    A `UserError` if the name is not a plain folder name, or the file is missing; it says which command brings it.
     """
     if given:
         return Path(given)
@@ -71,11 +69,7 @@ def question_file_of(bench_name: str, given: str | None = None) -> Path:
 
 
 def category_map(texts: Sequence[str]) -> dict[str, str]:
-    """Return the new names of categories from texts such as `OLD=NEW`.
-
-    Raises:
-        UserError: if a text is not of that form, or names a category twice.
-    """
+    """Return the new names of categories from texts such as `OLD=NEW`, each once; a `UserError` of other texts."""
     found: dict[str, str] = {}
     for text in texts:
         old, _, new = text.partition("=")

@@ -11,27 +11,15 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
 from evaluation.reporting.charts import Picture, svg_text
-from evaluation.reporting.tables import Table
+from evaluation.reporting.tables import Section
 
 ASSETS = Path(__file__).with_name("assets")
-
-
-@dataclass(slots=True)
-class Section:
-    """A part of a page: heading, facts that hold for all of it, sortable tables, notes, pictures below."""
-
-    heading: str
-    facts: dict[str, str] = field(default_factory=dict)
-    tables: list[Table] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
 
 
 def page_text(

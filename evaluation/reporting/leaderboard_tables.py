@@ -1,4 +1,4 @@
-"""The leaderboard's tables and records: measured groups, and published figures.
+"""The leaderboard's tables and records of measured groups.
 
 All formats of the command (`leaderboard.py`) are made from these.
 """
@@ -9,17 +9,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
-from evaluation.reporting.notes import difference_text, group_caption
-from evaluation.reporting.published import PublishedBaseline, published_baseline
-from evaluation.reporting.serving_table import serving_table
+from evaluation.reporting.notes import group_caption
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
 from evaluation.reporting.titles import (
     entry_titles,
     group_facts,
-    method_title,
     short_titles,
     task_title,
 )
@@ -33,7 +32,7 @@ from evaluation.scoring.figures import (
     RunFigures,
     in_task_order,
 )
-from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_names
+from evaluation.scoring.groups import Group, Measured, condition_names
 from evaluation.scoring.intervals import UNKNOWN, Interval
 from evaluation.scoring.per_question import SPEED_BENCH_MARK, pair_questions
 
@@ -43,15 +42,21 @@ QUESTION_COLUMNS = ("tokens", "steps", "accepted", "seconds", "decode_seconds", 
 # Columns of the CSV beside those of measured rows.
 OTHER_COLUMNS = ("kind", "source", "conditions", "differs", "note")
 METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
-
-
-def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseline | None:
-    """Return the published plain decoding that a group's tokens/s compare with: Spec-Bench, greedy, one by one."""
-    facts = group.facts
-    is_like_it = facts["bench"] == SPEC_BENCH and facts["temperature"] in ("0", "0.0")
-    if published is None or not is_like_it or facts["batch_size"] != "1":
-        return None
-    return published_baseline(published, facts["model"])
+SERVING_HEADER = [
+    "Server",
+    "Requests",
+    "Tokens/s",
+    "First token, ms",
+    "90%",
+    "Between tokens, ms",
+    "90% ",
+]
+SERVING_HEADER += ["Tokens a step", "Prompt cached %"]
+SERVING_CAPTION = "What clients of servers waited: medians and 90th percentiles over turns"
+CACHED = (
+    "Prompts from a prefix cache cost less than those before them: start the server without one"
+)
+QUANTILES = (0.5, 0.9)
 
 
 def group_tables(group: Group, pairs: Table) -> list[Table]:
@@ -60,7 +65,7 @@ def group_tables(group: Group, pairs: Table) -> list[Table]:
     served = {
         titles[row.entry.label]: [answer for file in row.entry.files for answer in file.rows]
         for row in group.rows
-        if row.entry.files[0].is_served
+        if row.entry.files[0].record.is_served
     }
     further = (pairs, drafting_table(group), serving_table(served))
     return [group_table(group), exact_table(group), *(table for table in further if table.rows)]
@@ -141,6 +146,35 @@ def drafting_table(group: Group) -> Table:
 
 def baseline_title(group: Group) -> str:
     return short_titles(group)[group.baseline.label]
+
+
+def serving_table(rows: Mapping[str, Sequence[AnswerRow]]) -> Table:
+    """Return a line for each server's rows, by its name: over all turns of rows that did not fail."""
+    lines, is_cached = [], False
+    for name, answered in rows.items():
+        choices = [choice for row in answered if not row.is_failed for choice in row.choices]
+        turns = [
+            turn
+            for choice in choices
+            for turn in zip(
+                choice.time_to_first_token, choice.wall_time, choice.new_tokens, strict=False
+            )
+        ]
+        waits = [first for first, _, _ in turns]
+        # Of each turn the mean seconds between tokens.
+        gaps = [(wall - first) / (count - 1) for first, wall, count in turns if count > 1]
+        tokens = sum(sum(choice.new_tokens) for choice in choices)
+        prompt = sum(sum(choice.prompt_tokens) for choice in choices)
+        cached = _quotient(sum(sum(choice.cached_tokens) for choice in choices), prompt)
+        is_cached = is_cached or cached > 0
+        figures = [
+            _quotient(tokens, sum(choice.seconds for choice in choices)),
+            *(1000 * seconds for seconds in (*_quantiles(waits), *_quantiles(gaps))),
+            _quotient(tokens, sum(choice.num_steps for choice in choices)),
+            100 * cached,
+        ]
+        lines.append([Cell(name), Cell(str(len(turns)), len(turns)), *map(figure_cell, figures)])
+    return Table(SERVING_CAPTION, SERVING_HEADER, lines, notes=[CACHED] if is_cached else [])
 
 
 def overview_table(groups: Sequence[Group]) -> Table:
@@ -231,7 +265,7 @@ def questions_csv(groups: Sequence[Group]) -> str:
     return csv_of(pd.DataFrame(records))
 
 
-def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[dict[str, Any]]:
+def measured_rows(group: Group, baseline: pd.Series | None) -> Iterator[dict[str, Any]]:
     """Yield a flat record of each method: conditions, counts, figures with all their digits.
 
     Every record has the six tasks and code, so that the records of several groups line up.
@@ -266,7 +300,7 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
         row["is_lossless"] = None if not equality.num_compared else not equality.is_broken
         row |= _step_figures(measured)
         row["texts_under_way"] = _texts_under_way(measured)
-        base_speed = baseline.tokens_per_second if baseline else math.nan
+        base_speed = math.nan if baseline is None else baseline["tokens_per_second"]
         row["over_published_baseline"] = row["tokens_per_second"] / base_speed
         yield head | _task_columns(figures, tasks, {*head, *row, *OTHER_COLUMNS}) | row
 
@@ -285,36 +319,6 @@ def _task_columns(figures: RunFigures, tasks: Sequence[str], taken: Set[str]) ->
         name = task if is_free else f"task {task}"
         columns |= {f"{name}{ending}": value for ending, value in zip(endings, values, strict=True)}
     return columns
-
-
-def published_tables(published: pd.DataFrame, groups: Sequence[Group]) -> Iterator[Table]:
-    """Yield a table for each source and device of published figures, and why ours differ."""
-    for (source, device), rows in published.groupby(["source", "device"], sort=False):
-        columns = [*SPEC_BENCH_TASKS] + ([CODE] if rows[CODE].notna().any() else [])
-        header = [METHOD, "Model", *map(task_title, columns), MAT, OVERALL_TITLE]
-        table = [
-            [Cell(method_title(row["method"])), Cell(row["model"])]
-            + [figure_cell(row[task], unit="x") for task in columns]
-            + [figure_cell(row["mean_accepted_tokens"]), figure_cell(row[OVERALL], unit="x")]
-            for row in rows.to_dict("records")
-        ]
-        yield Table(
-            f"{device}, published by: {source}",
-            header,
-            table,
-            num_text_columns=2,
-            notes=[difference_text(rows, groups)],
-            first=(OVERALL_TITLE, MAT),
-        )
-
-
-def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return the published figures as records, in order, each with why ours differ."""
-    return [
-        {str(key): value for key, value in row.items()} | {"differs": difference_text(rows, groups)}
-        for _, rows in published.groupby(["source", "device"], sort=False)
-        for row in rows.to_dict("records")
-    ]
 
 
 def csv_text(
@@ -386,3 +390,11 @@ def _texts_under_way(row: Measured) -> float:
     ]
     seconds = sum(choice.seconds for choice in choices)
     return sum(sum(choice.wall_time) for choice in choices) / seconds if seconds else math.nan
+
+
+def _quantiles(values: Sequence[float]) -> list[float]:
+    return [float(np.quantile(values, share)) if values else math.nan for share in QUANTILES]
+
+
+def _quotient(value: float, divisor: float) -> float:
+    return value / divisor if divisor > 0 else math.nan

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.reporting.published import PublishedBaseline
 from evaluation.reporting.tables import bounds_text, figure_text
 from evaluation.reporting.titles import (
     entry_options,
@@ -19,7 +18,13 @@ from evaluation.reporting.titles import (
 )
 from evaluation.scoring.figures import EXACT_SPEEDUPS, OVERALL
 from evaluation.scoring.groups import Group
-from evaluation.scoring.intervals import LARGEST_FLOOR_RATIO, TOO_FEW, SpeedVerdict, noise_factor
+from evaluation.scoring.intervals import (
+    LARGEST_FLOOR_RATIO,
+    TOO_FEW,
+    SpeedVerdict,
+    is_unsteady,
+    noise_factor,
+)
 
 # Keys of a sidecar that are no conditions, and may explain a ratio all the same.
 CIRCUMSTANCES = {
@@ -69,15 +74,15 @@ def _group_alarms(group: Group) -> Iterator[str]:
                 "accepted tokens; a step that verifies a draft takes at least as long as a plain one: the two "
                 "were not measured under the same conditions"
             )
-    if group.is_unsteady:
-        floor = group.floor_interval("exact_speedup")
+    floor = group.floor_interval("exact_speedup")
+    if is_unsteady(floor):
         yield (
             "The machine was too unsteady for this comparison: two runs of the same method may differ by "
             f"{noise_factor(floor):.2f}x ({bounds_text(floor)}), more than {LARGEST_FLOOR_RATIO:.2f}x; {WHAT_TO_DO}"
         )
 
 
-def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
+def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
     """Return the notes that a group's tables need, a line each."""
     notes = [
         *_floor_notes(group),
@@ -96,7 +101,7 @@ def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
         if options:
             notes.append(f"{titles[row.entry.label]}: {options}")
     notes += _run_notes(group, titles)
-    if baseline:
+    if baseline is not None:
         notes.append(_published_speed_note(group, titles, baseline))
     return notes
 
@@ -127,8 +132,8 @@ def _floor_notes(group: Group) -> Iterator[str]:
         return
     details = ", ".join(f"{FLOOR_NAMES[key]} {bounds_text(it)}" for key, it in found.items())
     several = ""
-    if group.num_compared > 1:
-        several = f", widened for {group.num_compared} methods that are compared at once"
+    if (num_compared := len(group.rows) - 1) > 1:
+        several = f", widened for {num_compared} methods that are compared at once"
     yield (
         f"Two runs of {name} differ by {bounds_text(exact)}{several}: ratios of up to "
         f"{noise_factor(exact):.2f}x, either way, are not told apart ({details})"
@@ -162,7 +167,7 @@ def _rounding_notes(group: Group) -> Iterator[str]:
     """Yield a line for each entry whose answers another program gave, and not all the same."""
     titles = short_titles(group)
     for row in group.rows:
-        served = row.entry.files[0].is_served
+        served = row.entry.files[0].record.is_served
         if served and row.equality.num_differing and not row.equality.is_broken:
             yield (
                 f"{titles[row.entry.label]} has other answers to {row.equality} questions: another "
@@ -221,19 +226,18 @@ def _run_notes(group: Group, titles: Mapping[str, str]) -> Iterator[str]:
     yield f"± is the standard deviation over runs: {counts}"
 
 
-def _published_speed_note(
-    group: Group, titles: Mapping[str, str], baseline: PublishedBaseline
-) -> str:
+def _published_speed_note(group: Group, titles: Mapping[str, str], baseline: pd.Series) -> str:
     speeds = {
         titles[row.entry.label]: row.figures.figure(OVERALL, "tokens_per_second")
         for row in group.rows
     }
+    published = baseline["tokens_per_second"]
     ratios = ", ".join(
-        f"{title} {figure_text(speed)} ({figure_text(speed / baseline.tokens_per_second, unit='x')})"
+        f"{title} {figure_text(speed)} ({figure_text(speed / published, unit='x')})"
         for title, speed in speeds.items()
     )
     return (
-        f"Tokens/s as Spec-Bench counts, and over the {baseline.tokens_per_second:.2f} of plain "
-        f"decoding of {baseline.model} on {baseline.device} as published ({baseline.source}); that "
+        f"Tokens/s as Spec-Bench counts, and over the {published:.2f} of plain "
+        f"decoding of {baseline['model']} on {baseline['device']} as published ({baseline['source']}); that "
         f"is another machine, so not a speed-up of the method: {ratios}"
     )

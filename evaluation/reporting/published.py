@@ -1,4 +1,4 @@
-"""Published figures (`data/published`) as one table for the leaderboard.
+"""Published figures (`data/published`) as tables of the leaderboard.
 
 They are other people's measurements on other machines: shown below our rows, never averaged with
 them and never a baseline. The README beside the files says where each comes from.
@@ -6,13 +6,18 @@ them and never a baseline. The README beside the files says where each comes fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from evaluation.scoring.figures import CODE, SPEC_BENCH_TASKS
+from evaluation.reporting.leaderboard_tables import MAT, METHOD, OVERALL_TITLE
+from evaluation.reporting.notes import difference_text
+from evaluation.reporting.tables import Cell, Table, figure_cell
+from evaluation.reporting.titles import method_title, task_title
+from evaluation.scoring.figures import CODE, OVERALL, SPEC_BENCH_TASKS
+from evaluation.scoring.groups import SPEC_BENCH, Group
 from model.commands.command_line import UserError
 
 PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "data" / "published"
@@ -27,15 +32,6 @@ COLUMNS = (
     *SPEC_BENCH_TASKS,
     *(CODE, "mean_accepted_tokens", "overall", "tokens_per_second", "conditions"),
 )
-
-
-class PublishedBaseline(NamedTuple):
-    """Plain decoding as published: its tokens/s on Spec-Bench, and of what, where and by whom."""
-
-    tokens_per_second: float
-    model: str
-    device: str
-    source: str
 
 
 def read_published(
@@ -61,17 +57,49 @@ def read_published(
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 
-def published_baseline(rows: pd.DataFrame, model: str) -> PublishedBaseline | None:
-    """Return the published plain decoding of a model, None if there is none among these rows.
+def baseline_of(group: Group, published: pd.DataFrame | None) -> pd.Series | None:
+    """Return the published plain decoding that a group's tokens/s compare with: Spec-Bench, greedy, one by one.
 
-    The model's path or hub name contains the published name in whatever case.
+    The model's path or hub name contains the published name in whatever case; None if there is no such row.
     """
-    is_same = rows["model"].map(lambda name: name.lower() in model.lower())
-    found = rows[(rows["method"] == BASELINE_METHOD) & is_same].dropna(subset="tokens_per_second")
-    if found.empty:
+    facts = group.facts
+    is_like_it = facts["bench"] == SPEC_BENCH and facts["temperature"] in ("0", "0.0")
+    if published is None or not is_like_it or facts["batch_size"] != "1":
         return None
-    row = found.iloc[0]
-    return PublishedBaseline(*(row[name] for name in PublishedBaseline._fields))
+    is_same = published["model"].map(lambda name: name.lower() in facts["model"].lower())
+    found = published[(published["method"] == BASELINE_METHOD) & is_same]
+    found = found.dropna(subset="tokens_per_second")
+    return None if found.empty else found.iloc[0]
+
+
+def published_tables(published: pd.DataFrame, groups: Sequence[Group]) -> Iterator[Table]:
+    """Yield a table for each source and device of published figures, and why ours differ."""
+    for (source, device), rows in published.groupby(["source", "device"], sort=False):
+        columns = [*SPEC_BENCH_TASKS] + ([CODE] if rows[CODE].notna().any() else [])
+        header = [METHOD, "Model", *map(task_title, columns), MAT, OVERALL_TITLE]
+        table = [
+            [Cell(method_title(row["method"])), Cell(row["model"])]
+            + [figure_cell(row[task], unit="x") for task in columns]
+            + [figure_cell(row["mean_accepted_tokens"]), figure_cell(row[OVERALL], unit="x")]
+            for row in rows.to_dict("records")
+        ]
+        yield Table(
+            f"{device}, published by: {source}",
+            header,
+            table,
+            num_text_columns=2,
+            notes=[difference_text(rows, groups)],
+            first=(OVERALL_TITLE, MAT),
+        )
+
+
+def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return the published figures as records, in order, each with why ours differ."""
+    return [
+        {str(key): value for key, value in row.items()} | {"differs": difference_text(rows, groups)}
+        for _, rows in published.groupby(["source", "device"], sort=False)
+        for row in rows.to_dict("records")
+    ]
 
 
 def _starting_with(rows: pd.DataFrame, column: str, wanted: Sequence[str]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -60,6 +61,16 @@ class Table(NamedTuple):
         """The places of the columns in a page's order: the method's name, `first`, the others."""
         places = [0, *(self.header.index(title) for title in self.first)]
         return [*places, *(place for place in range(len(self.header)) if place not in places)]
+
+
+class Section(NamedTuple):
+    """A part of a report: heading, facts that hold for all of it, tables, notes, and on a page pictures below."""
+
+    heading: str
+    facts: Mapping[str, str] = MappingProxyType({})
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    pictures: Sequence[Any] = ()
 
 
 def figure_text(value: float, deviation: float = math.nan, unit: str = "") -> str:

@@ -17,11 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
 from evaluation.answers.answer_file import Categories, read_lines
+from evaluation.answers.differences import Equality, equality_of, read_ties
 from evaluation.answers.record import BASELINE, NOISE_FLOOR, RunRecord, Use
-from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import CODE, OVERALL, RunFigures, left_out_text, measure_runs
 from evaluation.scoring.groups import (
     MBPP,
@@ -39,11 +37,7 @@ from model.commands.command_line import UserError
 
 
 def load_answers(path: Path, categories: Categories | None = None) -> AnswerFile:
-    """Read an answer file and its sidecar; `categories` are given to rows without one, or renamed.
-
-    Raises:
-        UserError: if either cannot be read.
-    """
+    """Read an answer file and its sidecar; `categories` are given to rows without one, or renamed."""
     categories = categories or Categories()
     rows = [categories.of(row) for _, row in read_lines(path)]
     return AnswerFile(path, rows, RunRecord.read(path))
@@ -79,11 +73,7 @@ def load_all(
 
 
 def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
-    """Return the conditions in which two answer files' sidecars differ; what is unknown is not compared.
-
-    Raises:
-        UserError: if a sidecar cannot be read.
-    """
+    """Return the conditions in which two answer files' sidecars differ; what is unknown is not compared."""
     differing = RunRecord.read(path).differing(RunRecord.read(base_path), Use.COMPARED | Use.WARNED)
     return [
         f"{key} is {mine!r} in {path} but {theirs!r} in {base_path}"
@@ -139,12 +129,12 @@ def group_answers(
 def _conditions(files: Sequence[AnswerFile]) -> dict[Path, tuple[str, ...]]:
     """Return the conditions of each file; a server's are a method's of its run, else the run's first file's."""
     of_run: dict[str, tuple[str, ...]] = {}
-    for file in sorted(files, key=lambda file: (file.is_served, file.record.role != BASELINE)):
+    for file in sorted(files, key=lambda one: (one.record.is_served, one.record.role != BASELINE)):
         if run := file.record.interleaved_run:
             of_run.setdefault(run, file.conditions)
     return {
         file.path: of_run.get(file.record.interleaved_run or "", file.conditions)
-        if file.is_served
+        if file.record.is_served
         else file.conditions
         for file in files
     }
@@ -253,8 +243,15 @@ def _measure(
         )
         parts.append(figures if bench == group_bench else figures.only(CODE))
         for (file, base), run in zip(pairs, figures.of_runs, strict=True):
-            notes += _notes(file, base, run)
-        gaps += filter(None, (_prefill_gap(file, base) for file, base in pairs))
+            name, frame = str(file.path), file.frame
+            found = [left_out_text(run, (name, str(base.path)))]
+            found += [used_defects_text(frame, name), uncategorised_text(frame, name)]
+            notes += filter(None, found)
+        # Not within one interleaved run: a slow minute hits all its files.
+        apart = [pair for pair in pairs if not pair[0].record.ran_in_turn_with(pair[1].record)]
+        for file, base in apart:
+            if gap := prefill_gap(file.rows, base.rows, (file.path.name, base.path.name)):
+                gaps.append(gap)
         answers += pairs if entry is not baseline else []
     return Measured(entry, RunFigures.joined(parts), equality_of_files(answers), notes, gaps)
 
@@ -286,21 +283,6 @@ def equality_of_files(pairs: Iterable[tuple[AnswerFile, AnswerFile]]) -> Equalit
         found = equality_of(file.rows, file.record, base.rows, base.record, num_ties)
         equality = equality.plus(found)
     return equality
-
-
-def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
-    """Compare the seconds of prompts, but not within one interleaved run: a slow minute hits all its files."""
-    if file.record.ran_in_turn_with(base.record):
-        return None
-    return prefill_gap(file.rows, base.rows, (file.path.name, base.path.name))
-
-
-def _notes(file: AnswerFile, base_file: AnswerFile, figures: pd.DataFrame) -> list[str]:
-    names = (str(file.path), str(base_file.path))
-    left_out = left_out_text(figures, names)
-    frame = file.frame
-    found = (left_out, used_defects_text(frame, names[0]), uncategorised_text(frame, names[0]))
-    return [note for note in found if note]
 
 
 def paired_files(entry: Entry, baseline: Entry) -> Iterator[tuple[AnswerFile, AnswerFile]]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evaluation.answers.differences import Equality
 from evaluation.answers.record import NOISE_FLOOR, UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
-from evaluation.scoring.equality import Equality
 from evaluation.scoring.figures import (
     CODE,
     EXACT_SPEEDUPS,
@@ -30,7 +30,6 @@ from evaluation.scoring.intervals import (
     PrefillGap,
     SpeedVerdict,
     is_impossible,
-    is_unsteady,
     prefill_warnings,
     speed_verdict,
 )
@@ -75,11 +74,6 @@ class AnswerFile:
         return question_frame(self.rows, self.record.max_new_tokens)
 
     @property
-    def is_served(self) -> bool:
-        """Whether a server answered, of whose device and precision nothing is known."""
-        return self.record.is_served
-
-    @property
     def is_code(self) -> bool:
         return all(row.category == CODE for row in self.rows)
 
@@ -121,11 +115,6 @@ class Entry:
         return [file for files in self.runs.values() for file in files]
 
 
-def is_plain(entry: Entry) -> bool:
-    """Whether an entry is plain decoding whose steps do what a method's do; another program's are not."""
-    return entry.method == PLAIN or entry.files[0].record.is_foreign
-
-
 class Measured(NamedTuple):
     """An entry's figures against its group's baseline."""
 
@@ -154,18 +143,15 @@ class Group(NamedTuple):
     def facts(self) -> dict[str, str]:
         """Conditions by name, and the commits the answers were made with."""
         commits = {file.record.git_commit for file in self.files}
-        known = sorted(_short_commit(str(commit)) for commit in commits if commit) or [UNKNOWN]
+        # A full hash is shown by its first digits.
+        short = partial(re.sub, r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1")
+        known = sorted(short(str(commit)) for commit in commits if commit) or [UNKNOWN]
         named = dict(zip(condition_names(), self.conditions, strict=True))
         return named | {"commit": " ".join(known)}
 
     @property
     def files(self) -> list[AnswerFile]:
         return [file for row in self.rows for file in row.entry.files]
-
-    @property
-    def num_compared(self) -> int:
-        """Methods that are compared with the baseline."""
-        return len(self.rows) - 1
 
     @property
     def warnings(self) -> list[str]:
@@ -205,10 +191,12 @@ class Group(NamedTuple):
 
     def is_impossible(self, row: Measured) -> bool:
         """Whether a row's speed-up is larger than acceptance allows, over plain decoding by the same program."""
-        if row.equality.is_broken or row.entry is self.baseline or not is_plain(self.baseline):
+        records = [entry.files[0].record for entry in (self.baseline, row.entry)]
+        is_plain = self.baseline.method == PLAIN or records[0].is_foreign
+        if row.equality.is_broken or row.entry is self.baseline or not is_plain:
             return False
         # Another program's steps may be the faster ones.
-        if any(entry.files[0].is_served for entry in (row.entry, self.baseline)):
+        if any(record.is_served for record in records):
             return False
         (base,) = (one for one in self.rows if one.entry is self.baseline)
         mat, base_mat = (
@@ -220,12 +208,3 @@ class Group(NamedTuple):
             )
             for name in EXACT_SPEEDUPS
         )
-
-    @property
-    def is_unsteady(self) -> bool:
-        """Whether two runs of one method differ too much to compare methods by."""
-        return is_unsteady(self.floor_interval("exact_speedup"))
-
-
-def _short_commit(commit: str) -> str:
-    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", commit)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answers.provenance import git_commit
+from evaluation.answers.record import git_commit
 from evaluation.reporting.tables import json_line
 from model.budget.cost_model import CostModel
 from model.commands.command_line import OptionParser, UserError, add_options, config_of, run_command

@@ -17,8 +17,8 @@ from evaluation.answers.answer_file import read_answers
 from evaluation.answers.differences import compare_answers
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge
+from evaluation.inference.command import participants_of
 from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
-from evaluation.inference.participants import participants_of
 from evaluation.inference.plan import Participant
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import load_questions, question_file_of

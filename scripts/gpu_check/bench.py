@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from evaluation.inference.participants import participant_of
+from evaluation.inference.command import participant_of
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table

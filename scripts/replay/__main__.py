@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evaluation.answers.provenance import git_commit, model_fingerprint
+from evaluation.answers.record import git_commit, model_fingerprint
 from evaluation.inference.config import AnswerOptions, QuestionOptions
 from evaluation.questions.conversation import (
     Conversation,

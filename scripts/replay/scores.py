@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from evaluation.inference.participants import participant_of
+from evaluation.inference.command import participant_of
 from model.backends.target import TargetModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from evaluation.answers.provenance import check_weights
+from evaluation.answers.record import check_weights
 from model.backends.passes.cache import TreeCache
 from model.backends.target import PassShapes, TargetModel
 from model.commands.command_line import UserError, user_errors

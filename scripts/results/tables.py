@@ -209,7 +209,7 @@ def _groups(packs: Sequence[Path]) -> list[Group]:
 
 def _over_another_program(group: Group) -> Group:
     """Return a group measured against the fastest of its methods that another program has."""
-    others = [row.entry for row in group.rows if row.entry.files[0].is_served]
+    others = [row.entry for row in group.rows if row.entry.files[0].record.is_served]
     if not others:
         raise UserError(f"{_column(group)}: has no answers of another program, such as llama.cpp")
     files = [file for row in group.rows for file in row.entry.files]

@@ -22,10 +22,9 @@ from typing import NamedTuple
 import torch
 
 from evaluation.inference.answering import Answerer, Prompt
+from evaluation.inference.command import participants_of
 from evaluation.inference.config import QuestionOptions, RunConfig
-from evaluation.inference.participants import participants_of
-from evaluation.inference.plan import Asked, OtherProgram, Participant, Plan
-from evaluation.inference.prepare import check_asked
+from evaluation.inference.plan import Asked, OtherProgram, Participant, Plan, check_asked
 from evaluation.inference.run import answerer_of
 from evaluation.reporting.tables import markdown_table
 from model.backends.proofs.support import context_limit

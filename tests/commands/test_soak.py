@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.inference.participants import participant_of
+from evaluation.inference.command import participant_of
 from model.commands.command_line import UserError
 from model.methods.recycling.auto_tree import library_of_guesses
 from tests.commands.soak import Block, is_flat, main

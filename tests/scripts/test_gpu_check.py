@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from evaluation.answers.row import AnswerRow
-from evaluation.inference.participants import participant_of
+from evaluation.inference.command import participant_of
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions

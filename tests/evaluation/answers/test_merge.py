@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.answers.record import sidecar_path
 from evaluation.answers.merge import main
+from evaluation.answers.record import sidecar_path
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import figures, read_meta, read_rows, run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.answers.provenance import model_fingerprint
+from evaluation.answers.record import model_fingerprint
 from model.api.loading import weights
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions

@@ -22,8 +22,8 @@ from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
 from evaluation.inference import run as running
 from evaluation.inference.answering import Prompt
+from evaluation.inference.command import participant_of, participants_of
 from evaluation.inference.config import DecodingOptions, RunConfig
-from evaluation.inference.participants import participant_of, participants_of
 from evaluation.inference.run import answerer_of, in_turn
 from evaluation.questions import questions
 from evaluation.questions.questions import DATA_FOLDER, Question

@@ -14,10 +14,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from evaluation.inference import prepare as planning
+from evaluation.inference import plan as planning
 from evaluation.inference.command import main, parse
-from evaluation.inference.plan import Participant
-from evaluation.inference.prepare import check_asked, prepare
+from evaluation.inference.plan import Participant, check_asked, prepare
 from evaluation.inference.run import answer_with_method
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, check_model

@@ -24,8 +24,8 @@ from matplotlib.colors import to_rgb
 
 from evaluation.leaderboard import main
 from evaluation.reporting.charts import COLORS, GREY
-from evaluation.reporting.html_page import ASSETS, Section, page_text
-from evaluation.reporting.tables import Cell, Table, figure_cell
+from evaluation.reporting.html_page import ASSETS, page_text
+from evaluation.reporting.tables import Cell, Section, Table, figure_cell
 from evaluation.reporting.titles import REFEREE_TITLES
 from evaluation.scoring.figures import SPEC_BENCH_TASKS
 from model.methods import BUILT_IN

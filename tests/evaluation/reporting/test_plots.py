@@ -86,7 +86,9 @@ def test_files_are_written(
     names = {"speedup", "accept-lengths", "tree-1", "tree-2", "warm-up"}
     files = {out / f"{name}.{ending}" for name in names for ending in ("png", "svg")}
     said = capsys.readouterr().err.splitlines()
-    assert {Path(line.removeprefix("wrote ")) for line in said if line.startswith("wrote ")} == files
+    assert {
+        Path(line.removeprefix("wrote ")) for line in said if line.startswith("wrote ")
+    } == files
     assert set(out.iterdir()) == files
     for file in files:
         if file.suffix == ".png":

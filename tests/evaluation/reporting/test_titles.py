@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.inference.participants import OTHERS
+from evaluation.inference.command import OTHERS
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
     BUILT_IN_WORDS,

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from evaluation import compare
-from evaluation.inference.participants import participant_of
+from evaluation.inference.command import participant_of
 from model import SpeculativeDecoder
 from model import methods as registry
 from model.chat import __main__ as chat

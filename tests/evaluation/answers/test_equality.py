@@ -1,6 +1,6 @@
 """Whether answers are the baseline's: what is compared, and what a difference means.
 
-Run: pytest tests/evaluation/scoring/test_equality.py
+Run: pytest tests/evaluation/answers/test_equality.py
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from evaluation.answers.record import RunRecord
-from evaluation.scoring.equality import (
+from evaluation.answers.differences import (
     Equality,
     equality_of,
     read_ties,
     verdict_path,
     write_verdict,
 )
+from evaluation.answers.record import RunRecord
 from tests.evaluation.answers.answer_rows import answer_rows, failed_row, make_row, write_answers
 
 GREEDY = {"method": "pld", "temperature": 0.0, "dtype": "float32"}
