@@ -34,7 +34,7 @@ class CacheLayout:
     Attributes (once probed):
         shapes: shapes of each layer's cache; None for layers that read another layer's cache, or keep
             nothing.
-        mixers: the modules that keep states; none for attention alone.
+        mixers: the modules that keep states; None for attention alone.
         num_state_bytes: memory of the states of one text; 0 for attention alone.
         vocab_size: logits of a pass V.
     """
@@ -71,7 +71,7 @@ class CacheLayout:
             raise UnsupportedModelError(
                 f"{name}: keeps recurrent state that its modules read in an unknown way"
             )
-        self.mixers = Mixers(mixers)
+        self.mixers = Mixers(mixers) if mixers else None
         self.vocab_size = logits.shape[-1]
 
     def new_cache(

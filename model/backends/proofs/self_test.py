@@ -215,13 +215,14 @@ def _tested(target: TargetModel, prefix_length: int) -> float:
     chain, tree = _compare_both(target, prefix_length)
     if not (chain.is_exact and tree.is_exact) and target.has_kernels:
         chain, tree = _without_kernels(target, prefix_length, chain, tree)
-    if target.mixers.are_scanned and not (chain.is_exact and tree.is_exact):
-        target.mixers.are_scanned = False
+    mixers = target.mixers
+    if mixers and mixers.are_scanned and not (chain.is_exact and tree.is_exact):
+        mixers.are_scanned = False
         chain, tree = _compare_both(target, prefix_length)
     if not chain.is_exact:
         kind = f"model type {target.config.model_type}"
         raise UnsupportedModelError(f"{kind}: {_why_not_lossless(target, chain)}")
-    if target.mixers:
+    if mixers:
         probe = Probe.random(target.vocab_size, True, prefix_length)
         text = [*probe.prefix, *probe.kept]
         target.is_same_in_parts = _is_same_in_parts(target, text, chain.allowed)
@@ -234,7 +235,8 @@ def _tested(target: TargetModel, prefix_length: int) -> float:
 def _take_findings(target: TargetModel, tested: TargetModel) -> None:
     """Set on a target what was found of a target like it."""
     target.is_same_in_parts = tested.is_same_in_parts
-    target.mixers.are_scanned = tested.mixers.are_scanned
+    if target.mixers and tested.mixers:
+        target.mixers.are_scanned = tested.mixers.are_scanned
     target.chain_reason = target.chain_reason or tested.chain_reason
     if tested.use_kernels != target.use_kernels:
         target.switch_kernels(tested.use_kernels)

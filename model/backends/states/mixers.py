@@ -54,7 +54,7 @@ class Mixers:
     """The mixers of a model.
 
     Args:
-        modules: by the index of their layer in the cache; none for attention alone.
+        modules: by the index of their layer in the cache.
 
     Attributes:
         are_scanned: whether those of known kinds read a tree in one call.
@@ -70,9 +70,6 @@ class Mixers:
             if kind is not None
         }
         self.are_scanned = bool(self._scanning)
-
-    def __bool__(self) -> bool:
-        return bool(self._modules)
 
     @contextmanager
     def over(self, tree: LevelTree, layers: Sequence[Any], base: int) -> Iterator[Branches]:
