@@ -157,7 +157,7 @@ class Text:
 
     @property
     def needs(self) -> Needs:
-        """What the drafter needs of the step under way."""
+        """Needs of the drafter in the step under way."""
         return self._needs or self.drafter.needs
 
     @property

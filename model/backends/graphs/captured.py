@@ -1,4 +1,4 @@
-"""What replayed passes stand on: their shapes, their inputs and logits at fixed addresses, and their graphs.
+"""Parts of replayed passes: their shapes, their inputs and logits at fixed addresses, and their graphs.
 
 A captured call reads and writes memory at fixed addresses, so it takes no arguments: what changes
 from call to call is copied to these addresses before. A draft is padded to a bucket of nodes, and the

@@ -75,7 +75,7 @@ class FoundOnce(Generic[Value]):
 
 
 class Swap(NamedTuple):
-    """What passes of one kind use in place of the model's own functions."""
+    """Functions that passes of one kind use in place of the model's own."""
 
     attention: str  # its name; "": the model's own
     forwards: OwnForwards
@@ -155,7 +155,7 @@ class LoadedModel:
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes: its model has a lock and layers of its own."""
+        """Return the state for a copy, whose model has a lock and layers of its own."""
         return {name: value for name, value in vars(self).items() if name != "lock"} | {
             "_swaps": {},
             "_are_reference": {},
@@ -360,7 +360,7 @@ class LoadedModel:
                 self.is_in_reference = False
 
     def _swap(self, num_rows: int, is_packed: bool, in_programs: bool, in_reference: bool) -> Swap:
-        """Return what passes over so many rows use, of several texts if they are packed."""
+        """Return the functions of passes over so many rows, of several texts if they are packed."""
         linear = self.linear_kernels_outside if in_programs else self.linear_kernels
         parts = [linear.for_rows(num_rows, in_reference), self.norms.of_pass(in_reference)]
         if in_programs:

@@ -43,7 +43,7 @@ class PassShape(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a pass leaves on the device: logits [B N, V], and captured hidden states by layer, [B N, D] each."""
+    """Results of a pass, on the device: logits [B N, V], and captured hidden states by layer, [B N, D] each."""
 
     logits: torch.Tensor
     hidden: dict[int, torch.Tensor]

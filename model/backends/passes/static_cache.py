@@ -1,4 +1,4 @@
-"""What replayed passes read and write at fixed addresses: their inputs, and the KV cache in buckets of rows.
+"""The inputs of replayed passes, and their KV cache in buckets of rows, at fixed addresses.
 
 A graph holds addresses, so the inputs of a pass are one tensor, uploaded in one copy. All rows of the cache exist
 from the start, passes see a bucket of them, and layers write at a position that is a tensor: shapes and addresses

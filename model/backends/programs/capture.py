@@ -1,4 +1,4 @@
-"""What a decoder layer computes, as a graph of torch's operations, captured from the stock module.
+"""Captures the computation of a decoder layer, the stock module, as a graph of torch's operations.
 
 The layer is called as in a pass, twice, with two numbers of rows. Numbers in the graph that differ between the
 two are numbers of rows; if anything else differs, the layer has no program. Two places stay with Python, each

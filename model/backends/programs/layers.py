@@ -34,7 +34,7 @@ MOST_STEPS = 64
 
 
 class _Calls(NamedTuple):
-    """What the layers of a plain pass were given and returned, by their number, and its cache."""
+    """Arguments and results of the layers of a plain pass, by their number, and its cache."""
 
     cache: Any
     given: dict[int, LayerCall]
@@ -112,7 +112,7 @@ def _shape(
     config: Any,
     norms: Mapping[nn.Module, FusedNorm],
 ) -> tuple[Captured, Programs]:
-    """Return what layers of a kind compute, from the calls of one of them; or raise NoProgramError."""
+    """Return the graph and programs of layers of a kind, from the calls of one; or raise NoProgramError."""
     _refuse_other_code(layer)
     if index not in few.given or index not in many.given:
         raise NoProgramError("a layer that is given more than its rows by place")
@@ -139,7 +139,7 @@ def _refuse_other_code(layer: nn.Module) -> None:
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """Return what layers must share to compute the same, but for weights."""
+    """Return a key that is equal for layers that compute the same, but for weights."""
     weights = (*layer.named_parameters(), *layer.named_buffers())
     return (
         tuple((name, tuple(weight.shape), weight.dtype) for name, weight in weights),

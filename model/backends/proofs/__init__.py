@@ -1,1 +1,1 @@
-"""What is proved when a model is loaded, and what notices that it changed."""
+"""Proofs when a model is loaded, and signs that it has changed since."""

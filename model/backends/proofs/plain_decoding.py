@@ -1,4 +1,4 @@
-"""What the self-test compares drafts with: plain decoding of the model, or of a copy with short sliding windows.
+"""Plain decoding, with which the self-test compares drafts, of the model or of a copy with short windows.
 
 Usually its logits are those of one pass over a text. Models with code of their own (`OwnCode`) are asked token by
 token: transformers' own generation is led along the text, and shows its logits.

@@ -1,4 +1,4 @@
-"""What a model's config and code tell before anything runs: whether it is supported, and which code is its own.
+"""Model support and a model's own code, as its config and classes tell them before anything runs.
 
 The config gives a readable reason; `model.backends.proofs.self_test` is the proof. A model whose cache holds
 anything but rows of attention and states (`model.backends.states`) is refused. A model whose positions or windows
