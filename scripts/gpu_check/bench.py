@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,8 +30,6 @@ T = TypeVar("T")
 ORIGINAL_SHAPE = "demo"  # the shape of the demo model itself
 EAGER, GRAPHS = KINDS = "eager", "graphs"
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
-# The first calls prepare libraries and capture graphs.
-NUM_WARM = 3
 NO_MEASUREMENT = "simulated device: times and speeds are not a measurement"
 
 
@@ -162,36 +159,3 @@ def say(line: str) -> None:
 def one_line(error: BaseException) -> str:
     """Return an error in one line, with its type."""
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-class Times(NamedTuple):
-    """Median milliseconds of a call."""
-
-    host: float  # until the call returned
-    # Between events before and after it; what launches take is in it where the device waits for them.
-    device: float
-    total: float  # until the device had finished
-
-
-def times_of(
-    call: Callable[[], object],
-    device: torch.device,
-    num_timed: int,
-    num_warm: int = NUM_WARM,
-    prepare: Callable[[], object] = lambda: None,
-) -> Times:
-    """Time a call that launches work and does not wait for it; `prepare` is outside of its time."""
-    times = []
-    for _ in range(num_warm + num_timed):
-        prepare()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        begin.record()
-        call()
-        end.record()
-        host = time.perf_counter() - start
-        torch.cuda.synchronize(device)
-        total = time.perf_counter() - start
-        times.append(Times(1e3 * host, begin.elapsed_time(end), 1e3 * total))
-    return Times(*map(statistics.median, zip(*times[num_warm:], strict=True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,23 +16,15 @@ from typing import Any
 import torch
 
 from model.backends.target import TargetModel
-from model.budget.measure import draft_of
+from model.budget.measure import draft_of, time_pass
 from model.commands.model_options import nvidia_driver
 from model.engine.loop import decode
 from model.engine.step import PARTS
 from model.kernels.linear import packed_weights, stored
 from model.kernels.norms import has_fused_rms_norm
 from model.kernels.registered_attention import sdpa_backends
-from scripts.gpu_check.bench import (
-    EAGER,
-    KINDS,
-    NUM_WARM,
-    Bench,
-    Found,
-    Times,
-    drafter_of,
-    times_of,
-)
+from model.machine.timing import seconds_of
+from scripts.gpu_check.bench import KINDS, Bench, Found, drafter_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = "tests/simulated_device"
@@ -62,13 +55,19 @@ def device_facts(bench: Bench, found: Found) -> None:
     bench.show("device", ("what", "found"), rows)
 
 
+def _median(bench: Bench, call: Callable[[], object], num_timed: int, num_warm: int = 3) -> float:
+    """Return the seconds of a call until the device has done its work; the first calls prepare libraries."""
+    synchronize = partial(torch.cuda.synchronize, bench.device)
+    seconds = [seconds_of(call, synchronize) for _ in range(num_warm + num_timed)]
+    return statistics.median(seconds[num_warm:])
+
+
 @torch.inference_mode()
 def _copied(bench: Bench) -> float:
     """Return the bytes per second, read and written, of a large copy."""
     num_bytes = bench.sized(2**28, 2**16)
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=bench.device)
-    times = times_of(partial(torch.empty_like(source).copy_, source), bench.device, num_timed=7)
-    return 2 * num_bytes / (1e-3 * times.total)
+    return 2 * num_bytes / _median(bench, partial(torch.empty_like(source).copy_, source), 7)
 
 
 @torch.inference_mode()
@@ -83,11 +82,11 @@ def _launch(bench: Bench, in_graph: bool) -> float:
 
     number.add_(1)
     if not in_graph:
-        return 1e3 * times_of(launch, bench.device, num_timed=1, num_warm=0).total / count
+        return 1e6 * _median(bench, launch, 1, num_warm=0) / count
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
-    return 1e3 * times_of(graph.replay, bench.device, num_timed=3).device / count
+    return 1e6 * _median(bench, graph.replay, 3) / count
 
 
 def laws(bench: Bench, found: Found) -> None:
@@ -123,42 +122,34 @@ def laws(bench: Bench, found: Found) -> None:
     print(f"\npytest -m gpu: {lines[-1]}", flush=True)
 
 
+@torch.inference_mode()
 def passes(bench: Bench, found: Found) -> None:
     """Time passes of every kind of target."""
-    eager, copied = bench.target(EAGER), _copied(bench)
+    copied = _copied(bench)
     rows: list[dict[str, Any]] = []
     all_nodes = bench.sized((1, 8, 16, 32, 64, TREE, 88, 128), (1, TREE))
     contexts = bench.sized((512, 1536), (40,))
+    num_timed, num_warm = bench.sized((20, 3), (1, 0))
+
+    def timed(target: TargetModel, kind: str, context: int, nodes: int) -> dict[str, Any]:
+        cache, tree = target.new_cache(context + nodes), draft_of(target, nodes)
+        times = [time_pass(target, cache, tree, context) for _ in range(num_warm + num_timed)]
+        median = statistics.median(times[num_warm:])
+        bandwidth = _bytes_of_token(target, context) / (1e-3 * median)
+        share = {"gb_per_second": 1e-9 * bandwidth, "share_of_copy": bandwidth / copied}
+        return {"kind": kind, "nodes": nodes, "context": context, "ms": median, **share}
+
     for kind in KINDS:
         target = found.attempt(f"{kind} target", partial(bench.target, kind))
         if target is None:
             continue
         for context, nodes in bench.in_time(product(contexts, all_nodes), found):
             what = f"{kind}, {nodes} nodes after {context}"
-            times = found.attempt(what, partial(_timed, bench, target, nodes, context))
-            if times is None:
-                continue
-            bandwidth = _bytes_of_token(eager, context) / (1e-3 * times.device)
-            rows.append(
-                {
-                    **{"kind": kind, "nodes": nodes, "context": context},
-                    **{f"{name}_ms": value for name, value in times._asdict().items()},
-                    **{"gb_per_second": 1e-9 * bandwidth, "share_of_copy": bandwidth / copied},
-                }
-            )
+            row = found.attempt(what, partial(timed, target, kind, context, nodes))
+            rows += [row] if row else []
     found.figures |= {"rows": rows, "copy_gb_per_second": 1e-9 * copied}
-    header = ("target", "nodes", "cached", "host ms", "device ms", "total ms", "GB/s", "of copy")
-    title = "passes; device ms of eager ones include waiting for launches"
-    bench.show(title, header, [list(row.values()) for row in rows])
-
-
-@torch.inference_mode()
-def _timed(bench: Bench, target: TargetModel, nodes: int, context: int) -> Times:
-    """Time a pass; what the cached rows hold does not matter for it."""
-    cache = target.new_cache(context + nodes)
-    call = partial(target.forward, draft_of(target, nodes), cache)
-    num_timed, num_warm = bench.sized((20, NUM_WARM), (1, 0))
-    return times_of(call, bench.device, num_timed, num_warm, partial(cache.set_length, context))
+    header = ("target", "nodes", "cached", "ms", "GB/s", "of copy")
+    bench.show("passes", header, [list(row.values()) for row in rows])
 
 
 def _bytes_of_token(target: TargetModel, context: int) -> int:

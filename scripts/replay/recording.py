@@ -24,7 +24,7 @@ from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
 from model.engine.read_out import sampled_ids
 
-FORMAT = "replay-recording-2"
+FORMAT = "replay-recording-3"
 EMPTY = 0  # the node of the empty text
 FIRST_CAPACITY = 1024
 
@@ -59,9 +59,9 @@ class RecordedTurn:
 class Recording:
     """A growing trie of rows, and the turns it began with."""
 
-    def __init__(self, source: Source, turns: list[RecordedTurn] | None = None) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
-        self.turns = turns or []
+        self.turns: list[RecordedTurn] = []
         self._children: dict[tuple[int, int], int] = {}
         self._parents = [-1]
         self._tokens = [-1]
@@ -111,21 +111,16 @@ class Recording:
             UserError: if it cannot be written.
         """
         size = len(self._tokens)
-        turns = [[turn.question_id, turn.category, turn.context] for turn in self.turns]
         metadata = {
             "format": FORMAT,
             "source": json.dumps(asdict(self.source)),
-            "turns": json.dumps(turns),
+            "turns": json.dumps([asdict(turn) for turn in self.turns]),
         }
         arrays = {
             "parents": np.array(self._parents, dtype=np.int32),
             "tokens": np.array(self._tokens, dtype=np.int32),
             **{name: values[:size] for name, values in self._rows.items()},
         }
-        for name in ("prompt_ids", "answer_ids"):
-            texts = [getattr(turn, name) for turn in self.turns]
-            arrays[name] = np.array([token for text in texts for token in text], dtype=np.int32)
-            arrays[f"{name}_ends"] = np.cumsum([len(text) for text in texts], dtype=np.int32)
         replace_file(file, lambda temporary: save_file(arrays, temporary, metadata=metadata))
 
     @classmethod
@@ -147,16 +142,10 @@ class Recording:
                 f"recording {file}: is not a recording; make one with scripts.replay record"
             )
         given: dict[str, Any] = json.loads(metadata["source"])
-        source = Source(**{**given, "eos_ids": tuple(given["eos_ids"])})
-        prompts, answers = (
-            np.split(arrays[name], arrays[f"{name}_ends"][:-1])
-            for name in ("prompt_ids", "answer_ids")
-        )
-        recording = cls(source)
-        facts = zip(json.loads(metadata["turns"]), prompts, answers, strict=True)
-        for (question_id, category, context), prompt, answer in facts:
-            texts = tuple(prompt.tolist()), tuple(answer.tolist())
-            recording.turns.append(RecordedTurn(question_id, category, context, *texts))
+        recording = cls(Source(**{**given, "eos_ids": tuple(given["eos_ids"])}))
+        for turn in json.loads(metadata["turns"]):
+            texts = {name: tuple(turn[name]) for name in ("prompt_ids", "answer_ids")}
+            recording.turns.append(RecordedTurn(**turn | texts))
         recording._parents = arrays["parents"].tolist()
         recording._tokens = arrays["tokens"].tolist()
         recording._rows = {name: arrays[name] for name in recording._rows}

@@ -33,30 +33,18 @@ MODEL_TITLES = {
 def summary(packs: Sequence[Path]) -> str:
     """Return methods against groups: tokens a second, speed-up with its interval, mean accepted tokens."""
     groups = _groups(packs)
-    by_title = [_by_title(group) for group in groups]
-    names = list(dict.fromkeys(title for rows in by_title for title in rows))
-    header = ["method", *map(_column, groups)]
-    body = [
-        [
-            name,
-            *(
-                _cell(group, rows[name]) if name in rows else "-"
-                for group, rows in zip(groups, by_title, strict=True)
-            ),
-        ]
-        for name in names
+    columns = [
+        {title: f"{_rate(group, row)}, MAT {_mat(row)}" for title, row in _by_title(group).items()}
+        for group in groups
     ]
-    return _captioned(groups, markdown_table(header, body))
+    return _captioned(groups, _matrix([*map(_column, groups)], columns))
 
 
 def tasks(packs: Sequence[Path]) -> str:
     """Return speed-ups by task as Spec-Bench counts, and of decoding alone, for each method of each group."""
     groups = _groups(packs)
-    columns = list(
-        dict.fromkeys(
-            task for group in groups for task in group.tasks if task not in (OVERALL, CODE)
-        )
-    )
+    every = dict.fromkeys(task for group in groups for task in group.tasks)
+    columns = [task for task in every if task not in (OVERALL, CODE)]
     header = ["model", "method", *map(task_title, columns), "decoding"]
     body = [
         [
@@ -80,11 +68,7 @@ def programs(packs: Sequence[Path]) -> str:
     """
     groups = _groups(packs)
     body = [
-        [
-            _column(group),
-            title,
-            *(_rate(group, row, name) for name in ("exact", "decode")),
-        ]
+        [_column(group), title, _rate(group, row), _rate(group, row, "decode")]
         for group in map(_over_another_program, groups)
         for title, row in _by_title(group).items()
     ]
@@ -94,10 +78,10 @@ def programs(packs: Sequence[Path]) -> str:
 
 def report(packs: Sequence[Path]) -> str:
     """Return the leaderboard's tables and notes of each group."""
-    texts = []
-    for groups, folder in map(groups_of, packs):
-        texts.append(text_of(leaderboard_of(groups)).replace(folder, ""))
-    return "\n\n".join(texts)
+    return "\n\n".join(
+        text_of(leaderboard_of(groups)).replace(folder, "")
+        for groups, folder in map(groups_of, packs)
+    )
 
 
 def batches(packs: Sequence[Path]) -> str:
@@ -129,12 +113,15 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
 }
 
 
+def _matrix(titles: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
+    """Return columns of cells by method as a table."""
+    names = dict.fromkeys(name for cells in columns for name in cells)
+    body = [[name, *(cells.get(name, "-") for cells in columns)] for name in names]
+    return markdown_table(["method", *titles], body)
+
+
 def _by_size(pack: Path) -> str:
     sizes = _sizes(pack)
-    rows = {
-        size: {_line(row.entry, sizes): row for row in group.rows} for size, group in sizes.items()
-    }
-    names = list(dict.fromkeys(name for of_size in rows.values() for name in of_size))
     first, *others = sizes
     titles = [f"{_column(sizes[first])}, {first}", *others]
     parts = ["\n".join(f"- {line}" for line in _captions(list(sizes.values()), titles))]
@@ -143,18 +130,12 @@ def _by_size(pack: Path) -> str:
         ("Speed-up over vanilla", _speedup),
         ("MB that the drafter holds after the last question", _held),
     ):
-        body = [
-            [
-                name,
-                *(
-                    cell(group, rows[size][name]) if name in rows[size] else "-"
-                    for size, group in sizes.items()
-                ),
-            ]
-            for name in names
+        columns = [
+            {_line(row.entry, sizes): cell(group, row) for row in group.rows}
+            for group in sizes.values()
         ]
-        if any(set(cells) != {"-"} for _, *cells in body):
-            parts.append(f"{caption}:\n\n{markdown_table(['method', *sizes], body)}")
+        if any(text != "-" for cells in columns for text in cells.values()):
+            parts.append(f"{caption}:\n\n{_matrix([*sizes], columns)}")
     return "\n\n".join((*parts, _fastest(sizes)))
 
 
@@ -267,10 +248,6 @@ def _conditions(group: Group) -> str:
         f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
         f"{facts['device']}, commit {facts['commit']}. Answers that differ from vanilla's: {differing or 'none'}"
     )
-
-
-def _cell(group: Group, row: Measured) -> str:
-    return f"{_rate(group, row)}, MAT {_mat(row)}"
 
 
 def _rate(group: Group, row: Measured, name: str = "exact") -> str:

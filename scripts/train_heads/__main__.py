@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--method", required=True, help=f"one of {', '.join(TRAINERS)}")
     add("--model-path", default=DEFAULT_MODEL, help="folder or hub name (the demo model)")
-    add("--text", nargs="+", required=True, metavar="FILE", help="what is learned from")
+    add("--text", nargs="+", required=True, metavar="FILE", type=Path, help="what is learned from")
     add("--out", type=Path, required=True, metavar="FOLDER", help="checkpoint to write")
     add("--work", type=Path, metavar="FOLDER", help="state and log (default: OUT.work)")
     add("--num-heads", type=int, help="of medusa (4)")
@@ -91,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"max_length: got {args.max_length}; allowed: 16 or more")
     options = config_of(ModelOptions, vars(args))
     checked = check_model(options)
-    with user_errors():
-        documents = read_documents(list(map(Path, args.text)), checked.tokenizer, args.max_length)
+    documents = read_documents(args.text, checked.tokenizer, args.max_length)
     with user_errors(OSError):
         model = read_weights(args.model_path, config=checked.hf_config, dtype=checked.dtype)
         work = args.work or args.out.with_name(args.out.name + ".work")
@@ -103,15 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer.prepare(documents)
     trainer.module.to(checked.device)
     settings = {name: getattr(args, name) for name in (*SETTINGS, *make.options)}
+    settings["text"] = list(map(str, args.text))
     run = Run(trainer, model, documents, args, work, settings)
     run.train()
     trainer.save(args.out)
     if (work / LOG).is_file():  # not after a handful of steps
         write_whole(args.out / LOG, (work / LOG).read_text(encoding="utf-8"))
-    place = run.place
-    print(
-        f"{args.out}: {place.step} steps, {place.tokens} tokens, {place.seconds / 60:.1f} minutes"
-    )
+    done = run.place
+    print(f"{args.out}: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
     return 0
 
 

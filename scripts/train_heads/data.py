@@ -6,13 +6,15 @@ Shapes: B documents, T tokens of the longest one in a batch.
 from __future__ import annotations
 
 import gzip
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from model.commands.command_line import UserError
+from model.commands.files import parse_json
 
 # Batches of about one length are cut from this many documents, so that padding stays small.
 POOL = 512
@@ -35,13 +37,14 @@ def read_documents(files: Sequence[Path], tokenizer: Any, max_length: int) -> li
     plain text is cut into documents of that length.
 
     Raises:
-        ValueError: if a file cannot be read, a row is of another form, or there is nothing to learn.
+        UserError: if a file cannot be read, a row is of another form, or there is nothing to learn.
     """
     found: list[Document] = []
     for file in files:
         if ".jsonl" in file.suffixes:
-            for number, row in enumerate(_rows(file), start=1):
-                found.append(_document(row, tokenizer, f"{file} line {number}"))
+            for number, line in enumerate(_text(file).splitlines(), start=1):
+                where = f"text {file} line {number}"
+                found.append(_document(parse_json(line, where), tokenizer, where))
         else:
             ids = tokenizer(_text(file)).input_ids
             parts = range(0, len(ids), max_length)
@@ -49,7 +52,7 @@ def read_documents(files: Sequence[Path], tokenizer: Any, max_length: int) -> li
     kept = [Document(ids[:max_length], begin) for ids, begin in found if begin < max_length - 1]
     kept = [each for each in kept if len(each.token_ids) >= 4]
     if not kept:
-        raise ValueError(f"text: got nothing to learn in {', '.join(map(str, files))}")
+        raise UserError(f"text: got nothing to learn in {', '.join(map(str, files))}")
     return kept
 
 
@@ -59,10 +62,10 @@ def _document(row: Any, tokenizer: Any, where: str) -> Document:
     if not isinstance(row, dict) or not all(
         isinstance(row.get(key), str) for key in ("prompt", "response")
     ):
-        raise ValueError(f"text {where}: allowed: an object with prompt and response, or with text")
+        raise UserError(f"{where}: allowed: an object with prompt and response, or with text")
     if tokenizer.chat_template is None:
-        raise ValueError(
-            f"text {where}: has a prompt, and the tokenizer has no chat template; give rows with text"
+        raise UserError(
+            f"{where}: has a prompt, and the tokenizer has no chat template; give rows with text"
         )
     user = {"role": "user", "content": row["prompt"]}
     answer = {"role": "assistant", "content": row["response"]}
@@ -77,20 +80,12 @@ def _document(row: Any, tokenizer: Any, where: str) -> Document:
     return Document(prompt_ids + response_ids, len(prompt_ids))
 
 
-def _rows(file: Path) -> Iterator[Any]:
-    for number, line in enumerate(_text(file).splitlines(), start=1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"text {file} line {number}: is not JSON: {error}") from error
-
-
 def _text(file: Path) -> str:
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"text: cannot read {file}: {error}") from error
+        raise UserError(f"text: cannot read {file}: {error}") from error
 
 
 def batches_of_epoch(

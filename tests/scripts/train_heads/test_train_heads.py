@@ -102,10 +102,10 @@ def test_text_that_cannot_be_used_is_one_line(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(content)
-    with pytest.raises(ValueError, match=says) as error:
+    with pytest.raises(UserError, match=says) as error:
         read_documents([file], tokenizer, 100)
     assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="text: cannot read"):
+    with pytest.raises(UserError, match="text: cannot read"):
         read_documents([tmp_path / "nowhere.txt"], tokenizer, 100)
 
 
