@@ -37,15 +37,8 @@ class Text(NamedTuple):
     weights: list[float]
 
 
-class Loop(NamedTuple):
-    """The place where a text has begun to loop."""
-
-    position: int  # number of tokens after which the loop is seen
-    period: int  # length of the repeated part, in tokens
-
-
-def find_loop(token_ids: Sequence[int]) -> Loop | None:
-    """Find the first place whose last `LOOP_WINDOW` tokens have a period of at most `MAX_PERIOD`.
+def find_loop(token_ids: Sequence[int]) -> int | None:
+    """Return after how many tokens the last `LOOP_WINDOW` have a period of at most `MAX_PERIOD`; None if never.
 
     Looped text is easy to draft, so it flatters every method: training avoids it, and replay counts it.
     """
@@ -53,7 +46,7 @@ def find_loop(token_ids: Sequence[int]) -> Loop | None:
         tail = token_ids[end - LOOP_WINDOW : end]
         for period in range(1, MAX_PERIOD + 1):
             if tail[period:] == tail[:-period]:
-                return Loop(end, period)
+                return end
     return None
 
 

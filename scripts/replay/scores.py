@@ -40,7 +40,7 @@ class TurnScore(NamedTuple):
         """Steps that begin before the answer is seen to repeat itself."""
         loop = find_loop(self.turn.answer_ids)
         begins = accumulate(self.accept_lengths, initial=0)
-        before = takewhile(lambda begin: loop is None or begin < loop.position, begins)
+        before = takewhile(lambda begin: loop is None or begin < loop, begins)
         return min(sum(1 for _ in before), len(self.accept_lengths))
 
 

@@ -22,7 +22,6 @@ from scripts.demo_model.corpus import (
     EOS_WEIGHT,
     PACKED,
     TOKENS_PER_STEP,
-    Text,
     Turn,
     encode_turns,
     find_loop,
@@ -76,7 +75,6 @@ def arguments(corpus_file: Path, folder: Path, **changes: object) -> list[str]:
         "out": folder / "model",
         "config": folder / "shape",
         "tokens": 5000,
-        "rounds": 0,
     }
     return [f"--{name}={value}" for name, value in (options | changes).items()]
 
@@ -153,50 +151,9 @@ def test_find_loop_equals_another_way_to_find_it() -> None:
         repeats = rng.randint(1, 8)
         text = [*start, *(unit * repeats), *start]
         loop = find_loop(text)
-        assert (loop.position if loop else None) == fast_find_loop(text)
+        assert loop == fast_find_loop(text)
         found += loop is not None
     assert 20 < found < 180
-
-
-class Speaker:
-    """Answers every greedy prompt with one text, and samples others in turn."""
-
-    device = "cpu"
-
-    def __init__(self, answer: list[int], samples: list[list[int]]) -> None:
-        self.answer, self.samples = answer, samples
-        self.asked: list[list[int]] = []
-
-    def generate(self, input_ids: torch.Tensor, *, do_sample: bool, **_: object) -> torch.Tensor:
-        rows = input_ids.tolist()
-        self.asked += rows if do_sample else []
-        texts = self.samples if do_sample else [self.answer] * len(rows)
-        width = max(map(len, texts))
-        padded = [text + [0] * (width - len(text)) for text in texts]
-        return torch.tensor([row + text for row, text in zip(rows, padded, strict=True)])
-
-
-def test_a_lesson_is_the_repetition_and_the_way_out(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert recipe.repeated([1, 2, 3, 4, 1, 2, 3, 4, 1]) == [False] * 7 + [True, True]
-    loop = [9, 8, *([5, 6, 7] * 12)]
-    speaker = Speaker(loop, [[11, 2], [5, 6, 7] * 20, [11, 12, 2]])
-    unlikely, likely = recipe.lessons_of(speaker, tokenizer, [[1, 4]])  # type: ignore[arg-type]
-    assert speaker.asked == [[1, 4, 9, 8, 5, 6, 7]] * 3, "after the first round of the loop"
-    assert unlikely == Text([1, 4, *loop], [0.0] * 10 + [-1.0] * 30)
-    assert likely.token_ids == [1, 4, 9, 8, 5, 6, 7, 11, 12, 2], "the longest that ends"
-    assert likely.weights == [0.0] * 7 + [1.0] * 3
-    never = Speaker(loop, [[5, 6, 7] * 20] * 3)
-    assert recipe.lessons_of(never, tokenizer, [[1, 4]]) == [unlikely]  # type: ignore[arg-type]
-    fine = Speaker([9, 2], [])
-    assert recipe.lessons_of(fine, tokenizer, [[1, 4]]) == []  # type: ignore[arg-type]
-
-
-def test_negative_weights_cost_minus_log_of_the_rest() -> None:
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
-    likely, unlikely = (
-        recipe.loss_of(model, [Text([1, 7], [0.0, weight])]).item() for weight in (2.0, -2.0)
-    )
-    assert unlikely == pytest.approx(-math.log(1 - math.exp(-likely)), abs=1e-3)
 
 
 def test_the_loss_falls_and_the_learning_rate_with_it(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -253,40 +210,6 @@ def test_a_model_with_recurrent_states_is_trained_and_drafted_for(
     ids = torch.tensor([[1, 5, 6, 7]])
     expected = decoder.target.model.generate(ids, max_new_tokens=20, do_sample=False)
     assert decoder.generate(ids, max_new_tokens=20).token_ids == expected[0, 4:].tolist()
-
-
-def test_a_round_against_loops_changes_the_weights(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recipe, "NUM_ANSWERS", 8)
-    lessons = [Text([1, 5, 6], [0.0, -1.0, 1.0])] * 6
-    asked: list[list[int]] = []
-
-    def lessons_of(model: object, _: object, prompts: list[list[int]]) -> list[Text]:
-        asked.extend(prompts)
-        return list(lessons)
-
-    monkeypatch.setattr(recipe, "lessons_of", lessons_of)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
-    optimizers = recipe.optimizers_of(model)
-    turns = encode_turns(make_rows(), tokenizer)
-    batches = cycle(pack_epoch(turns, 1, seed=0))
-    recipe.train(model, optimizers, batches, steps=1)
-    before = recipe.loss_of(model, lessons).item()
-    recipe.unlearn_loops(model, tokenizer, optimizers, turns, batches, rounds=3)
-    assert len(asked) == 24 and all(prompt[0] == 1 for prompt in asked)
-    assert recipe.loss_of(model, lessons).item() < before
-    assert 0 < optimizers[0].param_groups[0]["lr"] < 0.02 * recipe.LR_SHARE
-
-
-def test_the_whole_recipe_ends_with_rounds_against_loops(
-    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recipe, "NUM_ANSWERS", 8)
-    monkeypatch.setattr(recipe, "MAX_NEW_TOKENS", 40)
-    assert recipe.main(arguments(corpus_file, tmp_path, rounds=1)) == 0
-    assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
 class Parrot:
