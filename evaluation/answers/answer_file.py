@@ -35,11 +35,9 @@ def read_answers(path: str | Path) -> list[AnswerRow]:
 def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     """Return the rows of an answer file with their line numbers; a question may be answered twice.
 
-    The file is UTF-8, with or without a byte order mark, and has one JSON object a line; blank lines are skipped.
-
-    Raises:
-        UserError: if the file is missing, unreadable or empty, or a line is not an answer row; names
-            the file and the line.
+    The file is UTF-8, with or without a byte order mark, and has one JSON object a line; blank lines are skipped. A
+    `UserError` if the file is missing, unreadable or empty, or a line is not an answer row; names the file and the
+    line.
     """
     lines: list[tuple[int, AnswerRow]] = []
     try:

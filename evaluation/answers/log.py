@@ -39,11 +39,8 @@ LONGEST_NAME, LONGEST_ENDING = 255, 50
 class AnswerLog:
     """The answer file of one run; its folders are made.
 
-    `meta` identifies the run, is JSON-able and written to the sidecar; `overwrite` begins anew instead
-    of going on.
-
-    Raises:
-        UserError: if the file cannot be written, another process writes it, or it is of another run.
+    `meta` identifies the run, is JSON-able and written to the sidecar; `overwrite` begins anew instead of going on.
+    A `UserError` if the file cannot be written, another process writes it, or it is of another run.
     """
 
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:

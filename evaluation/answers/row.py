@@ -239,10 +239,7 @@ class AnswerRow(JsonObject):
     def from_json(cls, line: str, where: str) -> AnswerRow:
         """Read a line of an answer file, and check the types that reports rely on.
 
-        `where` is file and line, for errors.
-
-        Raises:
-            UserError: if it is not an answer row.
+        `where` is file and line, for errors. A `UserError` if it is not an answer row.
         """
         try:
             values = parse_json(line, where)
@@ -258,8 +255,7 @@ class AnswerRow(JsonObject):
     def to_json(self, allow_nan: bool = True) -> str:
         """Return the line of an answer file, without its end.
 
-        Raises:
-            ValueError: if it holds NaN or an infinity, and `allow_nan` is off.
+        A `ValueError` if it holds NaN or an infinity, and `allow_nan` is off.
         """
         return json.dumps(self.values, allow_nan=allow_nan)
 

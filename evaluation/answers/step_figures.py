@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
@@ -45,8 +46,9 @@ def node_counts(rows: Iterable[AnswerRow]) -> pd.DataFrame:
     drafted: Counter[NodePlace] = Counter()
     accepted: Counter[NodePlace] = Counter()
     for choice in _choices(rows):
-        _count(choice.drafted, drafted)
-        _count(choice.accepted, accepted)
+        for counts, turns in ((drafted, choice.drafted), (accepted, choice.accepted)):
+            for depth, ranks in chain.from_iterable(enumerate(levels, 1) for levels in turns):
+                counts.update({(depth, rank): count for rank, count in enumerate(ranks)})
     found = [(*place, count, accepted[place]) for place, count in sorted(drafted.items()) if count]
     return pd.DataFrame(found, columns=["depth", "rank", "drafted", "accepted"])
 
@@ -69,13 +71,6 @@ def time_shares(rows: Iterable[AnswerRow]) -> dict[str, float]:
     seconds = pd.DataFrame(times, columns=list(PARTS)).sum()
     total = seconds.sum()
     return {part: float(seconds[part] / total) for part in PARTS} if total > 0 else {}
-
-
-def _count(turns: list[list[list[int]]], counts: Counter[NodePlace]) -> None:
-    """Add the counts of turns, which are by [depth - 1][rank]."""
-    for levels in turns:
-        for depth, ranks in enumerate(levels, start=1):
-            counts.update({(depth, rank): count for rank, count in enumerate(ranks)})
 
 
 def _choices(rows: Iterable[AnswerRow]) -> Iterator[Choice]:
@@ -159,13 +154,12 @@ def acceptance_sums(turns: Sequence[TurnSteps]) -> AcceptanceSums:
 
 def by_category(turns: Sequence[TurnSteps]) -> dict[str, list[TurnSteps]]:
     """Return the turns of each category, in the order in which these occur."""
-    return grouped(turns, lambda turn: turn.category)
+    return _grouped(turns, lambda turn: turn.category)
 
 
-def grouped(
+def _grouped(
     turns: Iterable[TurnSteps], key: Callable[[TurnSteps], Key]
 ) -> dict[Key, list[TurnSteps]]:
-    """Return the turns by a key, in the order in which its values occur."""
     found: dict[Key, list[TurnSteps]] = {}
     for turn in turns:
         found.setdefault(key(turn), []).append(turn)
@@ -182,7 +176,7 @@ def by_start_length(
         length = turn.prompt_tokens or 0
         return next((place for place, edge in enumerate(edges[1:]) if length <= edge), len(edges))
 
-    found = grouped(sorted(known, key=upper), upper)
+    found = _grouped(sorted(known, key=upper), upper)
     return {
         f"{edges[place]}-{edges[place + 1]}" if place < len(edges) else f"{edges[-1]}+": part
         for place, part in found.items()
@@ -212,7 +206,7 @@ def by_position(
 
 def by_turn(turns: Sequence[TurnSteps]) -> dict[str, list[TurnSteps]]:
     """Return the turns by their index, from 1."""
-    found = grouped(sorted(turns, key=lambda it: it.turn), lambda it: it.turn)
+    found = _grouped(sorted(turns, key=lambda it: it.turn), lambda it: it.turn)
     return {str(index + 1): part for index, part in found.items()}
 
 

@@ -65,9 +65,8 @@ class FileJudge:
 class Replay(FileJudge):
     """Two answer files of methods, with the model that both were made with; the dtype is the sidecar's.
 
-    Raises:
-        UserError: if a sidecar lacks a condition, the files are not of equal runs, were sampled, or the
-            questions or the model are missing.
+    A `UserError` if a sidecar lacks a condition, the files are not of equal runs, were sampled, or the questions or
+    the model are missing.
     """
 
     def __init__(
@@ -145,10 +144,8 @@ class _Text(NamedTuple):
 class ServedReplay(FileJudge):
     """Two answer files of which a server wrote one or both, with the model that judges them.
 
-    The dtype of the model's options is the servers', as far as is known.
-
-    Raises:
-        UserError: if the files are not of equal questions, were sampled, or questions or model are missing.
+    The dtype of the model's options is the servers', as far as is known. A `UserError` if the files are not of
+    equal questions, were sampled, or questions or model are missing.
     """
 
     def __init__(

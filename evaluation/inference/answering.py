@@ -215,10 +215,8 @@ class Finished(NamedTuple):
 def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_done: int) -> None:
     """Append rows to their logs as they are finished, and show progress: `num_done` of `num_rows` exist already.
 
-    The first Ctrl-C waits for the current question, whose row is written, the second does not.
-
-    Raises:
-        UserError: if a row cannot be written.
+    The first Ctrl-C waits for the current question, whose row is written, the second does not. A `UserError` if a
+    row cannot be written.
     """
     num_tokens = num_steps = 0
     seconds = 0.0

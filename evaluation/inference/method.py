@@ -358,17 +358,12 @@ def _visit(root: Any, seen: set[int], blocks: dict[int, int]) -> int:
             storage = item.untyped_storage()
             blocks[storage.data_ptr()] = storage.nbytes()
         elif isinstance(item, np.ndarray):
-            owner = _owner(item)
+            owner = item  # the array whose memory a view shows
+            while isinstance(owner.base, np.ndarray):
+                owner = owner.base
             address = owner.ctypes.data
             blocks[address] = max(owner.nbytes, blocks.get(address, 0))
         else:
             total += sys.getsizeof(item)
             to_visit += gc.get_referents(item)
     return total
-
-
-def _owner(array: np.ndarray) -> np.ndarray:
-    """Return the array whose memory a view shows."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array

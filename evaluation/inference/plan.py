@@ -176,7 +176,7 @@ class Plan:
         conversation, limit = self.asked.conversation, self.run.sampling.max_new_tokens
         assert conversation is not None, "servers have their own"
         return max(
-            len(conversation.message_ids(question, len(question.turns) - 1)) + limit
+            len(asked_ids(conversation, question, len(question.turns) - 1, [])) + limit
             if question.messages
             else sum(
                 len(conversation.prompt_ids([], turn, question.system)) + limit

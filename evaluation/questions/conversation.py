@@ -56,19 +56,14 @@ class Conversation(ABC):
     def message_prompt(self, question: Question, turn: int) -> str:
         """Return the prompt of a trajectory's turn.
 
-        Raises:
-            UserError: if the template is not for messages of any role.
+        A `UserError` if the template is not for messages of any role.
         """
 
     def prompt_ids(
         self, history: Sequence[Message], user: str, system: str | None = None
     ) -> list[int]:
         """Return the token ids of a prompt."""
-        return self._ids(self.prompt(history, user, system))
-
-    def message_ids(self, question: Question, turn: int) -> list[int]:
-        """Return the token ids of the prompt of a trajectory's turn; errors as `message_prompt`."""
-        return self._ids(self.message_prompt(question, turn))
+        return self.ids(self.prompt(history, user, system))
 
     def text(self, token_ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(
@@ -76,7 +71,7 @@ class Conversation(ABC):
         )
         return text.strip()
 
-    def _ids(self, prompt: str) -> list[int]:
+    def ids(self, prompt: str) -> list[int]:
         return self._tokenizer(prompt, add_special_tokens=self.adds_special_tokens).input_ids
 
 
@@ -205,7 +200,7 @@ def asked_ids(
 ) -> list[int]:
     """Return the token ids of a turn's prompt: after what was said before, or in a trajectory as it was."""
     if question.messages:
-        return conversation.message_ids(question, turn)
+        return conversation.ids(conversation.message_prompt(question, turn))
     return conversation.prompt_ids(history, question.turns[turn], question.system)
 
 

@@ -31,6 +31,7 @@ from evaluation.scoring.figures import (
     SPEC_BENCH_TASKS,
     RunFigures,
     in_task_order,
+    quotient,
 )
 from evaluation.scoring.groups import Group, Measured, condition_names
 from evaluation.scoring.intervals import UNKNOWN, Interval
@@ -165,12 +166,12 @@ def serving_table(rows: Mapping[str, Sequence[AnswerRow]]) -> Table:
         gaps = [(wall - first) / (count - 1) for first, wall, count in turns if count > 1]
         tokens = sum(sum(choice.new_tokens) for choice in choices)
         prompt = sum(sum(choice.prompt_tokens) for choice in choices)
-        cached = _quotient(sum(sum(choice.cached_tokens) for choice in choices), prompt)
+        cached = quotient(sum(sum(choice.cached_tokens) for choice in choices), prompt)
         is_cached = is_cached or cached > 0
         figures = [
-            _quotient(tokens, sum(choice.seconds for choice in choices)),
+            quotient(tokens, sum(choice.seconds for choice in choices)),
             *(1000 * seconds for seconds in (*_quantiles(waits), *_quantiles(gaps))),
-            _quotient(tokens, sum(choice.num_steps for choice in choices)),
+            quotient(tokens, sum(choice.num_steps for choice in choices)),
             100 * cached,
         ]
         lines.append([Cell(name), Cell(str(len(turns)), len(turns)), *map(figure_cell, figures)])
@@ -394,7 +395,3 @@ def _texts_under_way(row: Measured) -> float:
 
 def _quantiles(values: Sequence[float]) -> list[float]:
     return [float(np.quantile(values, share)) if values else math.nan for share in QUANTILES]
-
-
-def _quotient(value: float, divisor: float) -> float:
-    return value / divisor if divisor > 0 else math.nan

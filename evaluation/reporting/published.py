@@ -39,11 +39,8 @@ def read_published(
 ) -> pd.DataFrame:
     """Return the published rows of some devices and models, `COLUMNS` wide, in the order of publication.
 
-    Names may be beginnings: `A100` takes `A100-40GB` and `A100-80GB`; no model takes all. Speed-ups are
-    ratios, NaN where none was reported.
-
-    Raises:
-        UserError: if a file is missing or not as expected, or a device or model has no row.
+    Names may be beginnings: `A100` takes `A100-40GB` and `A100-80GB`; no model takes all. Speed-ups are ratios, NaN
+    where none was reported. A `UserError` if a file is missing or not as expected, or a device or model has no row.
     """
     try:
         rows = pd.concat([_read_spec_bench(folder), _read_paper(folder)], ignore_index=True)

@@ -51,10 +51,8 @@ def load_all(
 ) -> list[AnswerFile]:
     """Read answer files; what is in a folder need not be one, and `left_out` gets a line for each that is not.
 
-    `named` is what was asked for, files and folders; `categories` are as in `load_answers`.
-
-    Raises:
-        UserError: if a file that was named cannot be read, or none can.
+    `named` is what was asked for, files and folders; `categories` are as in `load_answers`. A `UserError` if a file
+    that was named cannot be read, or none can.
     """
     must_be_read = {Path(name).resolve() for name in named}
     files = []

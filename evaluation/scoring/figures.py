@@ -212,12 +212,12 @@ def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, fl
     return {
         "rows": len(used),
         "base_rows": len(base_used),
-        "mean_accepted_tokens": _quotient(
+        "mean_accepted_tokens": quotient(
             used["first_accepted"].sum(skipna=False), used["first_steps"].sum(skipna=False)
         ),
         "tokens_per_second": speed,
         "base_tokens_per_second": base_speed,
-        "speedup": _quotient(speed, base_speed),
+        "speedup": quotient(speed, base_speed),
     }
 
 
@@ -234,30 +234,30 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
     total = used[[prefix + name for name in WORK for prefix in ("", "base_")]].sum(skipna=False)
 
     def per(over: str, under: str) -> float:
-        return _quotient(total[over], total[under])
+        return quotient(total[over], total[under])
 
     mat = per("accepted", "steps")
     speed, base_speed = per("tokens", "seconds"), per("base_tokens", "base_seconds")
     decode_speed = per("tokens", "decode_seconds")
     base_decode_speed = per("base_tokens", "base_decode_seconds")
-    decode_speedup = _quotient(decode_speed, base_decode_speed)
+    decode_speedup = quotient(decode_speed, base_decode_speed)
     cpu, base_cpu = per("cpu_seconds", "tokens"), per("base_cpu_seconds", "base_tokens")
     return figures | {
         "exact_mean_accepted_tokens": mat,
         "exact_tokens_per_second": speed,
         "exact_base_tokens_per_second": base_speed,
-        "exact_speedup": _quotient(speed, base_speed),
+        "exact_speedup": quotient(speed, base_speed),
         "decode_tokens_per_second": decode_speed,
         "base_decode_tokens_per_second": base_decode_speed,
         "decode_speedup": decode_speedup,
-        "break_even_mat": _quotient(mat, decode_speedup),
+        "break_even_mat": quotient(mat, decode_speedup),
         "cpu_ms_per_token": 1000 * cpu,
         "base_cpu_ms_per_token": 1000 * base_cpu,
-        "cpu_ratio": _quotient(1000 * cpu, 1000 * base_cpu),
+        "cpu_ratio": quotient(1000 * cpu, 1000 * base_cpu),
     }
 
 
-def _quotient(value: float, divisor: float) -> float:
+def quotient(value: float, divisor: float) -> float:
     return float(value / divisor) if divisor > 0 else math.nan
 
 

@@ -75,7 +75,7 @@ def test_each_turn_follows_the_true_messages_before_it(
         "[look_up]<system>Be brief.<user>What is x?<assistant>(look_up x)<tool>x is a letter.<assistant>",
     ]
     # What the model said is not in the next prompt.
-    assert asked_ids(conversation, question, 1, []) == conversation.message_ids(question, 1)
+    assert asked_ids(conversation, question, 1, []) == conversation.ids(prompts[1])
 
 
 def test_a_template_that_leaves_calls_out_is_refused(
@@ -141,7 +141,7 @@ def test_trajectories_are_answered_and_acceptance_is_reported_by_turn(
     assert [len(row["choices"][0]["turns"]) for row in rows] == [3, 3]
     conversation = ChatTemplateConversation(AutoTokenizer.from_pretrained(DEMO_MODEL))
     for row, question in zip(rows, load_questions(file), strict=True):
-        lengths = [len(conversation.message_ids(question, turn)) for turn in range(3)]
+        lengths = [len(asked_ids(conversation, question, turn, [])) for turn in range(3)]
         assert row["choices"][0]["prompt_tokens"] == lengths
     capsys.readouterr()
     assert convert([str(answers)]) == 0
