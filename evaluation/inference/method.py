@@ -35,8 +35,8 @@ from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
 from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
+from model.engine.sequence import Request
 from model.engine.step import StepRecord
-from model.engine.text import Request
 from model.engine.tree import DraftTree
 from model.methods import Method
 
@@ -268,7 +268,7 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
         "sources": sources,
         "step_nodes": [step.num_nodes - 1 for step in steps],
         "step_times": {
-            part: sum(getattr(step, f"{part}_ns") / step.num_texts for step in steps) / 1e9
+            part: sum(getattr(step, f"{part}_ns") / step.num_sequences for step in steps) / 1e9
             for part in PARTS
         },
     }

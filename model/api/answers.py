@@ -11,8 +11,8 @@ import torch
 
 from ..engine.batch import Batch, run
 from ..engine.rules import STATEFUL
+from ..engine.sequence import Request
 from ..engine.step import StepRecord
-from ..engine.text import Request
 from ..machine.timing import progress
 from ..options import integer
 from .output import GenerateOutput

@@ -28,8 +28,8 @@ from ..backends.proofs.support import eos_ids_of
 from ..backends.target import TargetModel
 from ..budget.memory import read_memory, save_memory
 from ..engine.rules import Processor, token_rule
+from ..engine.sequence import Request
 from ..engine.step import StepRecord
-from ..engine.text import Request
 from ..methods import MethodName, drafter_class
 from ..options import chosen
 from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits
@@ -37,8 +37,8 @@ from .defaults import choice_of, config_of, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece, TextStream
+from .permits import SequenceQueue
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
-from .turns import Texts
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
@@ -47,7 +47,7 @@ class SpeculativeDecoder:
     """A method on a loaded model.
 
     There is one memory and one cache, so texts wait for each other, whatever threads they come from
-    (`model.api.turns`). `session` makes a decoder for another text at the same time.
+    (`model.api.permits`). `session` makes a decoder for another text at the same time.
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
@@ -92,7 +92,7 @@ class SpeculativeDecoder:
         drafter = drafter_class(method)(config, target.vocab_size, target.device)
         drafter.check_target(target)
         self.target, self.drafter, self.tokenizer, self.method = target, drafter, tokenizer, method
-        self.texts = Texts(target, drafter)
+        self.queue = SequenceQueue(target, drafter)
         self._has_warned = False
 
     @classmethod
@@ -290,7 +290,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used, in
                 its turn.
-            RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
+            RuntimeError: at a step, if it is another text's permit (`model.api.permits`).
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
         refuse_foreign(foreign, self.answers)
@@ -303,7 +303,7 @@ class SpeculativeDecoder:
         self._warn_once()
 
         def request_of(index: int, prompt: Prompt, limit: int) -> Request | Exception:
-            self.texts.check_model()
+            self.queue.check_model()
             try:
                 own_seed = None if seed is None else int(seed) + index
                 rule = token_rule(device, *of_rule, own_seed, logits_processors)
@@ -313,18 +313,18 @@ class SpeculativeDecoder:
                 return named_error(index, error)
 
         limited = with_limits(prompts, max_new_tokens)
-        batch = self.texts.batch(batch_size, shares_memory)
+        batch = self.queue.batch(batch_size, shares_memory)
         total = len(prompts) if isinstance(prompts, Sized) else None
         bar = {"total": total, "disable": not show_progress}
         return answers_of(batch, limited, request_of, self._output, return_exceptions, **bar)
 
     def steps(self, prompt_ids: Sequence[int], **options: Any) -> Generator[StepRecord, None, None]:
-        """Return the steps of a text; `options` are those of a `Request`, all else as `Texts.steps_of`."""
-        return self.texts.steps_of(Request(prompt_ids, **options))
+        """Return the steps of a text; `options` are those of a `Request`, all else as `SequenceQueue.steps_of`."""
+        return self.queue.steps_of(Request(prompt_ids, **options))
 
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""
-        self.texts.reset()
+        self.queue.reset()
 
     def _begin(
         self, prompt: Prompt, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
@@ -334,7 +334,7 @@ class SpeculativeDecoder:
         self._warn_once()
         rule, stop = token_rule(self.target.device, *of_rule), self._stop(stop_strings)
         request = Request(prompt_ids, max_new_tokens, self.eos_ids, rule, stop)
-        return prompt_ids, self.texts.steps_of(request)
+        return prompt_ids, self.queue.steps_of(request)
 
     def _output(self, prompt_ids: Sequence[int], steps: Sequence[StepRecord]) -> GenerateOutput:
         """Return the whole answer that these steps make."""
@@ -362,7 +362,7 @@ class SpeculativeDecoder:
         """
         options = dataclasses.asdict(self.drafter.config)
         twin = type(self)(self.target, self.tokenizer, self.method, **options)
-        with self.texts.turns.step:
+        with self.queue.permits.step:
             memory = self.drafter.memory()
         if memory:
             twin.drafter.load_memory(memory)
@@ -386,7 +386,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if the method keeps nothing across prompts.
         """
-        with self.texts.turns.step:
+        with self.queue.permits.step:
             save_memory(self.drafter, Path(path), self.tokenizer)
 
     def load_matrix(self, path: str | Path) -> None:
@@ -395,7 +395,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if it was learned with another tokenizer, or does not fit this method and its options.
         """
-        with self.texts.turns.step:
+        with self.queue.permits.step:
             self.drafter.load_memory(read_memory(path, self.tokenizer))
 
 

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers
-from ..engine.text import Request
+from ..engine.sequence import Request
 from .prompts import num_padding
 
 # Transformers' processors that give a row the same scores whatever the others are, and keep nothing of a call.

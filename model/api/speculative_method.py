@@ -29,8 +29,8 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from ..backends.proofs.packing import why_not_packed
 from ..backends.proofs.support import refuse_unverifiable
 from ..backends.target import TargetModel
+from ..engine.sequence import Request
 from ..engine.step import StepRecord
-from ..engine.text import Request
 from .decoder import SpeculativeDecoder
 from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, check, refusal
 from .loading.models import check_tokenizer
@@ -226,7 +226,7 @@ class SpeculativeMethod:
         if may_leave:
             _leave(decoder.target, call, requests)
         if call.num_prompts > 1:
-            rows = decoder.texts.steps_of_all(requests)
+            rows = decoder.queue.steps_of_all(requests)
         else:
             rows = [_decode_one(decoder, requests[0], input_ids, by_token, by_step)]
         self.steps = [step for steps in rows for step in steps]
@@ -318,7 +318,7 @@ def _decode_one(
     """Decode a text, hand the prompt [1, P] and new tokens to its streamer, if any, and return its steps."""
     steps, streamer = [], by_token if by_step is None else by_step
     # An error below would leave the decoder with an open text.
-    with closing(decoder.texts.steps_of(request)) as running:
+    with closing(decoder.queue.steps_of(request)) as running:
         if streamer is not None:
             streamer.put(input_ids.cpu())
         for step in running:

@@ -39,7 +39,7 @@ from .passes.probes import reading_probes
 MAX_LOGITS = 2**26
 FEWEST_IN_CHUNK = 512  # whatever the vocabulary
 # Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
-# freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
+# freed by its size: buffers of another size for each sequence, 0.5 MB a row for 7B, would leave it in pieces.
 CAPACITY_STEP = 512
 # Rows shown of a slot are a multiple of this.
 SHOWN_STEP = 64
@@ -94,7 +94,7 @@ class PassShapes:
         """Note what is read of passes, for the next warm-up."""
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Prepare passes over drafts of these sizes after texts of up to `num_tokens` tokens."""
+        """Prepare passes over drafts of these sizes after sequences of up to `num_tokens` tokens."""
 
     def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
         """Return a drafter's steps that run whole on the device; None if they cannot."""
@@ -113,7 +113,9 @@ class PassShapes:
         return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
 
     def slot_passes(self, size: int) -> SharedPasses | None:
-        """Return passes over slots in a way of this target's own, for up to `size` texts; None: the usual ones."""
+        """Return passes over slots in a way of this target's own, for up to `size` sequences; None: the usual
+        ones.
+        """
         return None
 
 
@@ -161,7 +163,7 @@ class TargetModel(PassShapes, LoadedModel):
 
     @contextmanager
     def kernels(self, num_rows: int, is_packed: bool = False) -> Iterator[None]:
-        """Within the block the model uses the kernels for a pass over `num_rows` rows, of several texts if it
+        """Within the block the model uses the kernels for a pass over `num_rows` rows, of several sequences if it
         is packed.
         """
         with self.lock, nullcontext() if self.device.type == "cpu" else without_cudnn(self.device):
@@ -210,7 +212,7 @@ class TargetModel(PassShapes, LoadedModel):
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // self.vocab_size))
         if self.key_borders.rope and len(prompt_ids) > self.key_borders.rope:
-            # Chunks before the border would get the frequencies of short texts.
+            # Chunks before the border would get the frequencies of short sequences.
             size, with_logits = len(read), False
         elif not self.is_same_in_parts:  # such as recurrences that begin anew with each chunk
             with_logits = with_logits and len(read) <= size
@@ -248,8 +250,8 @@ class TargetModel(PassShapes, LoadedModel):
         Args:
             token_ids: [L].
             base: cached tokens.
-            cache: of the text, to which the rows are appended.
-            masks: what each row sees; None: the text up to it.
+            cache: of the sequence, to which the rows are appended.
+            masks: what each row sees; None: the sequence up to it.
             positions: [L]; None: those after the cached tokens.
             last_logits_only: whether the last row's logits suffice.
             probes: the embedding of tokens `PROBE`, [D] or [L, D]; None if there are none.

@@ -24,7 +24,7 @@ class AcceptanceRates:
     """Acceptance rates of the kinds of guesses, learned while decoding.
 
     Each begins with its prior, which counts for `strength` observations, and is averaged over at most `memory` of
-    them: older ones fade, as the text changes.
+    them: older ones fade, as the sequence changes.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ accepted if its whole path is, so its probability is the product along the path.
 order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
 the number to keep is chosen while growing (`model.engine.budget`).
 
-Functions and structs are declared once, in C++, and read from its text, so that Python cannot disagree about an
+Functions and structs are declared once, in C++, and read from its sequence, so that Python cannot disagree about an
 order or a type.
 """
 
@@ -60,7 +60,9 @@ FUNCTION = re.compile(r"^(\w+\*?) (\w+)\(([^)]*)\) \{", re.MULTILINE)
 
 
 class Guesses(NamedTuple):
-    """The likeliest tokens after the text, and after the nodes of a tree; the root, its last token, comes first."""
+    """The likeliest tokens after the sequence, and after the nodes of a tree; the root, its last token, comes
+    first.
+    """
 
     tokens: Sequence[int]  # of the nodes [M], or `ANY_TOKEN`
     parents: Sequence[int]  # of the nodes [M]; -1 for the root
@@ -72,7 +74,9 @@ class Guesser(Drafter):
     """A drafter whose guesses another one can take."""
 
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
-        """Return what it would draft from, in the place of `propose`; None if it knows nothing of the text yet."""
+        """Return what it would draft from, in the place of `propose`; None if it knows nothing of the sequence
+        yet.
+        """
         raise NotImplementedError
 
 
@@ -139,14 +143,14 @@ def _type(kind: str) -> Any:
 
 
 class Growth:
-    """A source of guesses in C++, which keeps a text and grows trees; base of the sources.
+    """A source of guesses in C++, which keeps a sequence and grows trees; base of the sources.
 
     `tokens` and `parents` are those of the last tree's nodes; later entries are meaningless.
 
     Args:
         library: of the functions.
         name: that their names begin with: "pool" for `pool_new`, `pool_free`, `pool_start` and so on.
-        declared: the C++ text that declares the struct of the source.
+        declared: the C++ sequence that declares the struct of the source.
         shared: its numbers and arrays, by name.
     """
 
@@ -166,7 +170,7 @@ class Growth:
         self._open()
 
     def sibling(self) -> Self:
-        """Return a source of the same arrays for another text."""
+        """Return a source of the same arrays for another sequence."""
         sibling = copy(self)
         sibling._open()
         return sibling
@@ -182,12 +186,12 @@ class Growth:
         self.tokens, self.parents, self._kinds = (array("i") for _ in range(3))
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a text."""
+        """Begin a sequence."""
         tokens = array("i", prompt_ids)
         self._start(self._source, address(tokens), len(tokens))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append new tokens of the text, of which nothing else is known."""
+        """Append new tokens of the sequence, of which nothing else is known."""
         new = array("i", tokens)
         self._append(self._source, address(new), len(new))
 

@@ -11,7 +11,7 @@ steps of both kinds follow each other closely. A Kalman filter (R. E. Kalman, A 
 Linear Filtering and Prediction Problems, 1960) on the two logarithms separates them.
 
 Even a step whose drafter finds nothing pays for the search and for reading and learning candidates.
-On a small model that is several percent of a step, which text without repetition never earns back.
+On a small model that is several percent of a step, which sequence without repetition never earns back.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SPEED_STEP, EXTRA_STEP = 0.04, 0.001
 NOISE = 0.08
 # A deviation is cut to this many standard deviations: such a step was disturbed.
 FURTHEST = 2.0
-# Loss that drafting may make before a rest, in root-only steps: at first, and after a rest.
+# Loss that drafting may make before a pause, in root-only steps: at first, and after a pause.
 FIRST_BALANCE, SECOND_BALANCE = 6.0, 3.0
-# Root-only steps: at the start (to learn their cost), in a first rest, and at most in a repeated one, if drafting
+# Root-only steps: at the start (to learn their cost), in a first pause, and at most in a repeated one, if drafting
 # lost at most one step beyond the balance.
-FIRST_REST, REST, LONGEST_REST = 6, 32, 128
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 6, 32, 128
 # Drafting steps between single root-only steps that measure the cost of drafting: at first and,
 # doubling, at most. Only steps of both kinds close together show that cost.
 FIRST_PERIOD, LONGEST_PERIOD = 4, 64
@@ -95,24 +95,24 @@ class DraftingSwitch:
     """Decides whether the next step drafts, from the time that drafting has saved.
 
     The balance holds the savings of drafting, in root-only steps. When it is used up, drafting
-    rests; then it starts again with a smaller balance, and each further failure doubles the rest.
+    pauses; then it starts again with a smaller balance, and each further failure doubles the pause.
     A single step can lose far more than the balance, such as one in which heads work beside a
-    small model; the rest is longer then, in proportion to what was lost beyond the balance.
+    small model; the pause is longer then, in proportion to what was lost beyond the balance.
     """
 
     def __init__(self) -> None:
-        self._num_left = FIRST_REST
-        self._rest = REST
+        self._num_left = FIRST_PAUSE
+        self._pause = PAUSE
         self._account = FIRST_BALANCE
         self._num_drafted = 0
         self._period = FIRST_PERIOD
 
     @property
-    def is_resting(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the next step is root-only."""
         return self._num_left > 0
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Count a root-only step."""
         self._num_left -= 1
 
@@ -121,10 +121,10 @@ class DraftingSwitch:
         self._account += num_saved
         self._num_drafted += 1
         if self._account >= FIRST_BALANCE:
-            self._account, self._rest = FIRST_BALANCE, REST
+            self._account, self._pause = FIRST_BALANCE, PAUSE
         elif self._account < 0.0:
-            self._num_left = round(self._rest * max(1.0, -self._account))
-            self._rest = min(2 * self._rest, LONGEST_REST)
+            self._num_left = round(self._pause * max(1.0, -self._account))
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._account, self._num_drafted = SECOND_BALANCE, 0
         if self._num_drafted == self._period:
             self._num_left, self._num_drafted = 1, 0
@@ -186,17 +186,20 @@ class CostModel:
         )
         return type(self)(self.sizes, near, far)
 
-    def of_texts(self, num_texts: int, for_text: tuple[float, float]) -> CostModel:
-        """Return the costs of a step of several texts by 1 and the drafted nodes of all, with nothing learned.
+    def of_sequences(self, num_sequences: int, for_text: tuple[float, float]) -> CostModel:
+        """Return the costs of a step of several sequences by 1 and the drafted nodes of all, with nothing learned.
 
-        A further text adds the milliseconds `for_text`, near and far, beside those of its root.
+        A further sequence adds the milliseconds `for_text`, near and far, beside those of its root.
         """
-        larger = [size for size in self.sizes if size > num_texts]
+        larger = [size for size in self.sizes if size > num_sequences]
         near, far = (
-            tuple(np.interp((num_texts, *larger), self.sizes, curve) + (num_texts - 1) * for_each)
+            tuple(
+                np.interp((num_sequences, *larger), self.sizes, curve)
+                + (num_sequences - 1) * for_each
+            )
             for curve, for_each in zip((self.near, self.far), for_text, strict=True)
         )
-        sizes = (1, *(size - num_texts + 1 for size in larger))
+        sizes = (1, *(size - num_sequences + 1 for size in larger))
         return type(self)(sizes, near, far)
 
     def share_learned(self, other: CostModel) -> None:
@@ -221,9 +224,9 @@ class CostModel:
         """Learn from a whole step with this many nodes after `context` cached tokens."""
         block = context // BLOCK
         plain = self._cost(0, block)
-        if self.switch.is_resting:
+        if self.switch.is_paused:
             self._speed.learn(nanoseconds / 1e6 / plain, is_drafting=False)
-            self.switch.rest()
+            self.switch.pause()
             return
         index = bisect_left(self.sizes, num_nodes)
         if index == len(self.sizes):

@@ -57,7 +57,7 @@ def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
 def check_names(
     found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], hint: str = ""
 ) -> None:
-    """Raise ValueError if a file holds other tensors than a method's memory; the hint ends its text."""
+    """Raise ValueError if a file holds other tensors than a method's memory; the hint ends its message."""
     if set(found) != set(wanted):
         names = sorted(found)
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -100,5 +100,7 @@ def vocabulary_hash(tokenizer: Any) -> str:
     Tokens that were added are left out: models with the same vocabulary often have other special tokens.
     """
     added = tokenizer.get_added_vocab()
-    tokens = sorted((id_, text) for text, id_ in tokenizer.get_vocab().items() if text not in added)
+    tokens = sorted(
+        (id_, sequence) for sequence, id_ in tokenizer.get_vocab().items() if sequence not in added
+    )
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Automatic budgets, of one text and of all texts of a batch: they draft if that pays on this device.
+"""Automatic budgets, of one sequence and of all sequences of a batch: they draft if that pays on this device.
 
-In a batch the texts' offers are merged, falling by their acceptance probability. A step of B texts with n drafted
-nodes emits B tokens and, expected, the sum of the first n probabilities; the best n is that with the most tokens
-per millisecond of a pass over B + n rows. All offers fall, so each text takes the first nodes of its own. Costs are
-corrected by every step, as for a single text (`model.budget.cost_model`).
+In a batch the sequences' offers are merged, falling by their acceptance probability. A step of B sequences with n
+drafted nodes emits B tokens and, expected, the sum of the first n probabilities; the best n is that with the most
+tokens per millisecond of a pass over B + n rows. All offers fall, so each sequence takes the first nodes of its
+own. Costs are corrected by every step, as for a single sequence (`model.budget.cost_model`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .measure import MAX_MEASURED_NODES, contexts_of, step_costs
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
-TEXT_COSTS = "text-costs"
-# Texts of the timed packed pass, and rounds of timing, of which the fastest counts.
+TEXT_COSTS = "sequence-costs"
+# Sequences of the timed packed pass, and rounds of timing, of which the fastest counts.
 TIMED_TEXTS, ROUNDS = 4, 7
-# Fewest nodes that a text may offer, however many texts there are, and the probability below which none is offered:
-# such nodes do not pay on any device that was measured.
+# Fewest nodes that a sequence may offer, however many sequences there are, and the probability below which none is
+# offered: such nodes do not pay on any device that was measured.
 FEWEST_OFFERED, LEAST = 8, 0.02
 
 
@@ -65,7 +65,7 @@ class CostAwareDrafter(Drafter):
 
 
 class PacedDrafter(Drafter):
-    """Wraps a drafter: gives it the costs of a step, learns them from every step, and rests if drafting loses."""
+    """Wraps a drafter: gives it the costs of a step, learns them from every step, and pauses if drafting loses."""
 
     def __init__(self, drafter: CostAwareDrafter, target: TargetModel) -> None:
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
@@ -88,10 +88,10 @@ class PacedDrafter(Drafter):
         self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the drafter's tree for this context's costs; the root alone in a rest."""
+        """Return the drafter's tree for this context's costs; the root alone in a pause."""
         self._begun = time.perf_counter_ns()
         self._num_cached, self._num_prepared = len(context) - 1, self._target.num_prepared
-        self._is_resting = self._costs.switch.is_resting
+        self._is_resting = self._costs.switch.is_paused
         self.needs = self._needs_in_rest if self._is_resting else self._drafter.needs
         if self._is_resting:
             return DraftTree.chain(context[-1:])
@@ -111,73 +111,75 @@ class PacedDrafter(Drafter):
 
 
 class BatchBudget:
-    """Divides the drafted nodes of a step among the texts of a batch (`model.engine.batch`)."""
+    """Divides the drafted nodes of a step among the sequences of a batch (`model.engine.batch`)."""
 
     def __init__(self, target: TargetModel) -> None:
         self._measured = step_costs(target)
         self._for_text = text_costs(target)
-        self._costs: dict[int, CostModel] = {}  # by the number of texts
+        self._costs: dict[int, CostModel] = {}  # by the number of sequences
 
-    def is_resting(self, num_texts: int) -> bool:
-        """Whether the next step of this many texts is of roots alone."""
-        return self._of(num_texts).switch.is_resting
+    def is_paused(self, num_sequences: int) -> bool:
+        """Whether the next step of this many sequences is of roots alone."""
+        return self._of(num_sequences).switch.is_paused
 
-    def offered(self, num_texts: int) -> tuple[int, float]:
-        """Return the most drafted nodes that a text may offer, and the least probability of one."""
-        return max(FEWEST_OFFERED, MAX_MEASURED_NODES // num_texts - 1), LEAST
+    def offered(self, num_sequences: int) -> tuple[int, float]:
+        """Return the most drafted nodes that a sequence may offer, and the least probability of one."""
+        return max(FEWEST_OFFERED, MAX_MEASURED_NODES // num_sequences - 1), LEAST
 
-    def share(self, offers: Sequence[Sequence[float]], num_texts: int, context: float) -> list[int]:
-        """Return how many of its offered nodes each text takes.
+    def share(
+        self, offers: Sequence[Sequence[float]], num_sequences: int, context: float
+    ) -> list[int]:
+        """Return how many of its offered nodes each sequence takes.
 
-        Offers are the acceptance probabilities of a text's nodes, falling. Not every text of the step has one;
-        `context` is the number of cached tokens of a text, on average.
+        Offers are the acceptance probabilities of a sequence's nodes, falling. Not every sequence of the step has
+        one; `context` is the number of cached tokens of a sequence, on average.
         """
         gains = sorted(chain.from_iterable(offers), reverse=True)
-        curve = self._of(num_texts).at(int(context))
-        count = curve.best_size(gain / num_texts for gain in gains)
+        curve = self._of(num_sequences).at(int(context))
+        count = curve.best_size(gain / num_sequences for gain in gains)
         least = gains[count - 1] if count else float("inf")
         taken = [sum(gain > least for gain in offer) for offer in offers]
         num_left = count - sum(taken)
-        for index, offer in enumerate(offers):  # of equal ones the first texts'
+        for index, offer in enumerate(offers):  # of equal ones the first sequences'
             more = min(num_left, offer.count(least))
             taken[index] += more
             num_left -= more
         return taken
 
     def learn(
-        self, num_texts: int, num_nodes: int, num_tokens: int, context: float, nanoseconds: int
+        self, num_sequences: int, num_nodes: int, num_tokens: int, context: float, nanoseconds: int
     ) -> None:
-        """Learn from a step: its nodes, roots included, the tokens of all texts, and its time."""
-        num_drafted = num_nodes - num_texts
-        self._of(num_texts).learn(
-            1 + num_drafted, num_tokens / num_texts, int(context), nanoseconds
+        """Learn from a step: its nodes, roots included, the tokens of all sequences, and its time."""
+        num_drafted = num_nodes - num_sequences
+        self._of(num_sequences).learn(
+            1 + num_drafted, num_tokens / num_sequences, int(context), nanoseconds
         )
 
-    def _of(self, num_texts: int) -> CostModel:
-        """Return the costs of steps of this many texts."""
-        if num_texts not in self._costs:
-            costs = self._measured.of_texts(num_texts, self._for_text)
+    def _of(self, num_sequences: int) -> CostModel:
+        """Return the costs of steps of this many sequences."""
+        if num_sequences not in self._costs:
+            costs = self._measured.of_sequences(num_sequences, self._for_text)
             kin = (
                 one
                 for number, one in self._costs.items()
-                if number.bit_length() == num_texts.bit_length()
+                if number.bit_length() == num_sequences.bit_length()
             )
             if (known := next(kin, None)) is not None:
                 costs.share_learned(known)
-            self._costs[num_texts] = costs
-        return self._costs[num_texts]
+            self._costs[num_sequences] = costs
+        return self._costs[num_sequences]
 
 
 def batch_budget(drafter: Drafter, target: TargetModel) -> BatchBudget | None:
-    """Return the budget of a batch whose texts draft with this method; None if their trees have fixed sizes, or if
-    they cannot share passes: then each has a budget of its own.
+    """Return the budget of a batch whose sequences draft with this method; None if their trees have fixed sizes, or
+    if they cannot share passes: then each has a budget of its own.
     """
     wants_costs = isinstance(drafter, CostAwareDrafter) and drafter.wants_costs
     return BatchBudget(target) if wants_costs and not why_not_packed(target) else None
 
 
 def text_costs(target: TargetModel) -> tuple[float, float]:
-    """Return the milliseconds that a further text adds to a pass, its rows aside, near and far (`CONTEXTS`).
+    """Return the milliseconds that a further sequence adds to a pass, its rows aside, near and far (`CONTEXTS`).
 
     Its keys are read, and each layer attends once more. Measured at the first call.
     """

@@ -74,7 +74,7 @@ class Dialogue:
         if method not in self._drafters:
             target = self.decoder.target
             self._drafters[method] = default_drafter(method, target.vocab_size, target.device)
-        self.decoder.drafter = self.decoder.texts.drafter = self._drafters[method]
+        self.decoder.drafter = self.decoder.queue.drafter = self._drafters[method]
         self.decoder.method = method
 
 

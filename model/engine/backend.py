@@ -1,7 +1,7 @@
 """The seam under the loop: what runs a draft through the model, and what a pass needs before and after.
 
-The loop, a text and verification know a backend by this contract alone. There are three: the stock model, the same
-with our kernels and programs on a CPU (both `model.backends.target`), and passes replayed as CUDA graphs
+The loop, a sequence and verification know a backend by this contract alone. There are three: the stock model, the
+same with our kernels and programs on a CPU (both `model.backends.target`), and passes replayed as CUDA graphs
 (`model.backends.graphs.graphed_target`). What they change within the model they undo before a call returns.
 
 A step is: draft -> `forward(draft, cache)` -> `read_out` -> accepted -> `cache.keep(base, accepted)`.
@@ -31,7 +31,7 @@ class PromptChunk(NamedTuple):
 
 
 class Rows(Protocol):
-    """The cache of one text."""
+    """The cache of one sequence."""
 
     @property
     def length(self) -> int:
@@ -45,13 +45,13 @@ class Rows(Protocol):
 
 
 class KeptRows(Protocol):
-    """Holds the rows of the last text for the next one."""
+    """Holds the rows of the last sequence for the next one."""
 
     def open(self, target: Any, prompt_ids: Sequence[int], capacity: int) -> Any:
         """Return `Rows` that begin with those of the prompt that are kept."""
 
     def store(self, cache: Any, tokens: Sequence[int]) -> None:
-        """Keep the rows of a text so far."""
+        """Keep the rows of a sequence so far."""
 
 
 class Hidden(Protocol):
@@ -83,7 +83,7 @@ class Backend(Protocol):
         """Share of the output head in the weights: what the prompt's logits cost."""
 
     def new_cache(self, capacity: int) -> Any:
-        """Return the empty `Rows` of a text."""
+        """Return the empty `Rows` of a sequence."""
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: Any, with_logits: bool

@@ -1,10 +1,10 @@
-"""A batch: texts that share passes of the target model, each exactly as if it were alone.
+"""A batch: sequences that share passes of the target model, each exactly as if it were alone.
 
-Every step proposes a draft for each text, verifies all drafts in one pass, in the layout of the device
-(`SharedPasses`), and concludes each text by itself. A text that ends leaves at once, so that another may take its
-place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
-than for one chunk. Texts of a model that cannot share a pass (`model.backends.proofs.packing`) are decoded in turn,
-each by the step of the single loop (`model.engine.loop`): the same answers, and no gain.
+Every step proposes a draft for each sequence, verifies all drafts in one pass, in the layout of the device
+(`SharedPasses`), and concludes each sequence by itself. A sequence that ends leaves at once, so that another may
+take its place. Prompts are read between the passes, as many tokens a step that the other sequences wait no longer
+than for one chunk. Sequences of a model that cannot share a pass (`model.backends.proofs.packing`) are decoded in
+turn, each by the step of the single loop (`model.engine.loop`): the same answers, and no gain.
 """
 
 from __future__ import annotations
@@ -21,45 +21,49 @@ from .backend import PREFILL_CHUNK, Backend
 from .drafter import Drafter
 from .loop import step_of
 from .read_out import ReadOut
+from .sequence import Request, RunningSequence, rows_for
 from .step import StepRecord, StepTimer
-from .text import Request, Text, rows_for
 from .tree import DraftTree
 
 Result = TypeVar("Result")
 
 
 class Event(NamedTuple):
-    """The result of a step for a text: its record, or an error."""
+    """The result of a step for a sequence: its record, or an error."""
 
-    key: Any  # names the text, as given to `Batch.add`
-    record: StepRecord | None = None  # with a `stop_reason` the text has ended and left the batch
-    error: Exception | None = None  # of its drafter, rule or criterion; the text has left the batch
+    key: Any  # names the sequence, as given to `Batch.add`
+    record: StepRecord | None = (
+        None  # with a `stop_reason` the sequence has ended and left the batch
+    )
+    error: Exception | None = (
+        None  # of its drafter, rule or criterion; the sequence has left the batch
+    )
     steps: Sequence[StepRecord] = ()  # all of its steps so far
 
     @property
     def is_last(self) -> bool:
-        """Whether the text has ended."""
+        """Whether the sequence has ended."""
         return self.record is None or self.record.stop_reason is not None
 
 
-class Turn:
-    """When a batch may decode: always. Texts of a decoder wait for each other (`model.api.turns`)."""
+class Permit:
+    """When a batch may decode: always. Sequences of a decoder wait for each other (`model.api.permits`)."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Return a block in which texts are begun, removed, or decoded by a step."""
+        """Return a block in which sequences are begun, removed, or decoded by a step."""
         return nullcontext()
 
     def end(self) -> None:
-        """Let others decode: no text is under way, or none goes on."""
+        """Let others decode: no sequence is under way, or none goes on."""
 
 
 class SharedPass(NamedTuple):
-    """The outcome of a pass over the trees of several texts."""
+    """The outcome of a pass over the trees of several sequences."""
 
     logits: Sequence[
         torch.Tensor
-    ]  # after every node of each text, [N, V] each; valid until the next pass
-    # Copies what is read of all texts to the host in one transfer; takes the number of candidates, and whether
+    ]  # after every node of each sequence, [N, V] each; valid until the next pass
+    # Copies what is read of all sequences to the host in one transfer; takes the number of candidates, and whether
     # logit samples are wanted.
     read: Callable[[int, bool], list[ReadOut]]
 
@@ -68,50 +72,50 @@ class SharedPasses(Protocol):
     """Passes of one batch, over the caches that it got here."""
 
     def new_cache(self, capacity: int, first: Any = None) -> Any:
-        """Return a cache for a text of up to `capacity` rows; `first`, not used elsewhere, holds its first ones and
-        has room for all.
+        """Return a cache for a sequence of up to `capacity` rows; `first`, not used elsewhere, holds its first ones
+        and has room for all.
         """
         ...
 
     def release(self, cache: Any) -> None:
-        """Take back the cache of a text that has left."""
+        """Take back the cache of a sequence that has left."""
         ...
 
-    def is_plain(self, num_texts: int) -> bool:
-        """Whether passes of this many texts are those of the loop of one text, bit for bit."""
+    def is_plain(self, num_sequences: int) -> bool:
+        """Whether passes of this many sequences are those of the loop of one sequence, bit for bit."""
         ...
 
     def forward(self, trees: Sequence[DraftTree], caches: Sequence[Any]) -> SharedPass:
-        """Append the nodes of each text's tree to its cache, in one pass; its hidden states, if they are captured
-        (`passes.hidden`), are those of all nodes, text after text.
+        """Append the nodes of each sequence's tree to its cache, in one pass; its hidden states, if they are
+        captured (`passes.hidden`), are those of all nodes, sequence after sequence.
         """
         ...
 
 
 class _Place:
-    """A text's place in the batch; `reading` is None once its prompt is read."""
+    """A sequence's place in the batch; `reading` is None once its prompt is read."""
 
-    def __init__(self, text: Text, own: Drafter) -> None:
-        self.text = text
+    def __init__(self, sequence: RunningSequence, own: Drafter) -> None:
+        self.sequence = sequence
         self.own = own  # its drafter, as it was made
-        self.reading: Iterator[int] | None = text.read_prompt()
+        self.reading: Iterator[int] | None = sequence.read_prompt()
         self.prefill_ns = 0
         self.steps: list[StepRecord] = []
 
 
 class Batch:
-    """Up to `size` texts under way.
+    """Up to `size` sequences under way.
 
     Args:
         target: the model.
-        drafter: each text gets one like it.
-        size: most texts.
-        passes: of all texts; None: each text has its own.
-        budget: a `BatchBudget` (`model.budget.paced`), which divides the drafted nodes of a step among texts that
-            share passes; None: each drafter proposes for itself.
-        shares_memory: whether the texts learn into the drafter's memory, and from each other; else each begins
+        drafter: each sequence gets one like it.
+        size: most sequences.
+        passes: of all sequences; None: each sequence has its own.
+        budget: a `BatchBudget` (`model.budget.paced`), which divides the drafted nodes of a step among sequences
+            that share passes; None: each drafter proposes for itself.
+        shares_memory: whether the sequences learn into the drafter's memory, and from each other; else each begins
             with a copy of it, and what it learns goes with it. Of a method with a cold start each begins with none.
-        turn: when the texts may decode, all together.
+        permit: when the sequences may decode, all together.
 
     Raises:
         ValueError: if the size is not allowed.
@@ -125,15 +129,15 @@ class Batch:
         passes: SharedPasses | None,
         budget: Any = None,
         shares_memory: bool = True,
-        turn: Turn | None = None,
+        permit: Permit | None = None,
     ) -> None:
         self.target = target
         self.size = integer("batch_size", size, least=1)
-        self._drafter, self._turn = drafter, turn or Turn()
+        self._drafter, self._permit = drafter, permit or Permit()
         # A drafter without memory may hold weights, which siblings share.
         has_memory = drafter.keeps_memory()
         self._shares_memory = not has_memory or (shares_memory and not drafter.needs.cold_start)
-        self._free: list[Drafter] = []  # of texts that have ended
+        self._free: list[Drafter] = []  # of sequences that have ended
         self._places: dict[Any, _Place] = {}
         self._passes = passes
         self._budget = budget if passes is not None else None
@@ -143,61 +147,61 @@ class Batch:
 
     @property
     def has_room(self) -> bool:
-        """Whether another text may be added."""
+        """Whether another sequence may be added."""
         return len(self) < self.size
 
     @torch.inference_mode()
     def add(self, key: Any, request: Request) -> None:
-        """Add a text under a free key; its prompt is read in the steps to come.
+        """Add a sequence under a free key; its prompt is read in the steps to come.
 
         Tokens past the limit, which a published code decodes unseen, are left out.
 
         Raises:
             ValueError: as `Request.checked`.
-            RuntimeError: if another text has the turn.
+            RuntimeError: if another sequence has the permit.
         """
         assert self.has_room and key not in self._places
-        with self._in_turn():
+        with self._in_permit():
             request, own = request.checked(self.target), self._next_drafter()
             drafter = own.for_target(self.target)
-            if self._budget is not None:  # nodes are chosen among those of all texts
+            if self._budget is not None:  # nodes are chosen among those of all sequences
                 drafter = own
             cache = None
             if self._passes is not None:
                 cache = self._passes.new_cache(rows_for(request, drafter))
-            self._places[key] = _Place(Text(self.target, drafter, request, cache), own)
+            self._places[key] = _Place(RunningSequence(self.target, drafter, request, cache), own)
 
     def remove(self, key: Any) -> None:
-        """Give up a text that has not ended; its rows are freed.
+        """Give up a sequence that has not ended; its rows are freed.
 
         Raises:
-            RuntimeError: if another text has taken the turn.
+            RuntimeError: if another sequence has taken the permit.
         """
-        with self._in_turn():
+        with self._in_permit():
             self._free.append(self._leave(key).own)
 
     def close(self) -> None:
-        """End the turn; texts under way go with the batch."""
-        self._turn.end()
+        """Give the permit back; sequences under way go with the batch."""
+        self._permit.end()
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Have the turn within the block, and until no text is under way."""
+    def _in_permit(self) -> Iterator[None]:
+        """Have the permit within the block, and until no sequence is under way."""
         try:
-            with self._turn.step():
+            with self._permit.step():
                 yield
         finally:
             if not self._places:
-                self._turn.end()
+                self._permit.end()
 
     def _leave(self, key: Any) -> _Place:
         place = self._places.pop(key)
         if self._passes is not None:
-            self._passes.release(place.text.cache)
+            self._passes.release(place.sequence.cache)
         return place
 
     def _next_drafter(self) -> Drafter:
-        """Return a drafter for a text to come, with the memory that it begins with."""
+        """Return a drafter for a sequence to come, with the memory that it begins with."""
         mine = self._drafter
         if self._shares_memory:
             return self._free.pop() if self._free else mine.sibling()
@@ -213,12 +217,13 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Read the next chunks of prompts, decode a step of every text whose prompt is read; return the results.
+        """Read the next chunks of prompts, decode a step of every sequence whose prompt is read; return the
+        results.
 
         Raises:
-            RuntimeError: if another text has taken the turn.
+            RuntimeError: if another sequence has taken the permit.
         """
-        with self._in_turn():
+        with self._in_permit():
             events, records = self._stepped()
             for event in events:
                 self._leave(event.key)  # its drafter is not used again
@@ -226,19 +231,19 @@ class Batch:
             return events + [self._event(key, record) for key, record in records.items()]
 
     def _stepped(self) -> tuple[list[Event], dict[Any, StepRecord]]:
-        """Return the events of the texts that fail, and the steps of the others.
+        """Return the events of the sequences that fail, and the steps of the others.
 
-        This holds texts, and `step` must not: frames are cleared of what has ended (`_free_frames`).
+        This holds sequences, and `step` must not: frames are cleared of what has ended (`_free_frames`).
         """
         events = self._read_prompts()
         places = self._places.items()
-        texts = {key: place.text for key, place in places if place.reading is None}
+        sequences = {key: place.sequence for key, place in places if place.reading is None}
         if self._passes is None:
-            return events, _each(texts, lambda key, text: step_of(text), events)
-        return events, self._decoded(texts, self._passes, events) if texts else {}
+            return events, _each(sequences, lambda key, sequence: step_of(sequence), events)
+        return events, self._decoded(sequences, self._passes, events) if sequences else {}
 
     def _event(self, key: Any, record: StepRecord) -> Event:
-        """Note a text's step, with its prompt if it is the first one; let it leave if it has ended."""
+        """Note a sequence's step, with its prompt if it is the first one; let it leave if it has ended."""
         place = self._places[key]
         record.prefill_ns, place.prefill_ns = place.prefill_ns, 0
         place.steps.append(record)
@@ -262,34 +267,34 @@ class Batch:
                     else:
                         num_read += count
                 self.target.synchronize()
-            except Exception as error:  # of this text's drafter
+            except Exception as error:  # of this sequence's drafter
                 failed.append(Event(key, error=error))
             place.prefill_ns += timer.end("prefill")
         return failed
 
     def _decoded(
-        self, texts: dict[Any, Text], passes: SharedPasses, events: list[Event]
+        self, sequences: dict[Any, RunningSequence], passes: SharedPasses, events: list[Event]
     ) -> dict[Any, StepRecord]:
-        """Decode a step of these texts in one pass; a text that fails has an event instead."""
+        """Decode a step of these sequences in one pass; a sequence that fails has an event instead."""
         timer, num_prepared = StepTimer(), self.target.num_prepared
-        context = sum(text.cache.length for text in texts.values()) / len(texts)
-        trees = self._proposed(texts, context, events)
+        context = sum(sequence.cache.length for sequence in sequences.values()) / len(sequences)
+        trees = self._proposed(sequences, context, events)
         timer.end("draft")
         if not trees:
             return {}
-        chosen = {key: texts[key] for key in trees}
+        chosen = {key: sequences[key] for key in trees}
         done, hidden = _pass(passes, list(chosen.values()), list(trees.values()))
         timer.end("forward")
         reads = done.read(
-            max(text.num_read for text in chosen.values()),
-            any(text.needs.logit_samples for text in chosen.values()),
+            max(sequence.num_read for sequence in chosen.values()),
+            any(sequence.needs.logit_samples for sequence in chosen.values()),
         )
         timer.end("verify")
         parts = dict(zip(trees, zip(done.logits, hidden, reads, strict=True), strict=True))
 
-        def concluded(key: Any, text: Text) -> StepRecord:
+        def concluded(key: Any, sequence: RunningSequence) -> StepRecord:
             logits, rows, read = parts[key]
-            return text.conclude(trees[key], logits, rows, timer, lambda *_: read)
+            return sequence.conclude(trees[key], logits, rows, timer, lambda *_: read)
 
         records = _each(chosen, concluded, events)
         for record in records.values():
@@ -302,31 +307,31 @@ class Batch:
         return records
 
     def _proposed(
-        self, texts: dict[Any, Text], context: float, events: list[Event]
+        self, sequences: dict[Any, RunningSequence], context: float, events: list[Event]
     ) -> dict[Any, DraftTree]:
-        """Return the drafts of all texts; a text whose drafter fails has an event instead."""
+        """Return the drafts of all sequences; a sequence whose drafter fails has an event instead."""
         budget = self._budget
         if budget is None:
-            return _each(texts, lambda key, text: text.propose(), events)
-        if budget.is_resting(len(texts)):
-            return {key: text.rest() for key, text in texts.items()}
-        limits = budget.offered(len(texts))
-        offers = _each(texts, lambda key, text: text.offer(*limits), events)
+            return _each(sequences, lambda key, sequence: sequence.propose(), events)
+        if budget.is_paused(len(sequences)):
+            return {key: sequence.pause() for key, sequence in sequences.items()}
+        limits = budget.offered(len(sequences))
+        offers = _each(sequences, lambda key, sequence: sequence.offer(*limits), events)
         known = {key: gains for key, gains in offers.items() if gains is not None}
         shares = budget.share(list(known.values()), len(offers), context)
         counts = dict(zip(known, shares, strict=True))
 
-        def taken(key: Any, text: Text) -> DraftTree:
-            return text.take(counts[key]) if key in counts else text.propose()
+        def taken(key: Any, sequence: RunningSequence) -> DraftTree:
+            return sequence.take(counts[key]) if key in counts else sequence.propose()
 
-        return _each({key: texts[key] for key in offers}, taken, events)
+        return _each({key: sequences[key] for key in offers}, taken, events)
 
 
 def run(batch: Batch, asked: Iterator[tuple[Any, Request | Exception]]) -> Iterator[Event]:
-    """Let texts join an empty batch as long as there is room, and yield the last event of each, answers first.
+    """Let sequences join an empty batch as long as there is room, and yield the last event of each, answers first.
 
-    What is asked for, or the error that stands for it, is taken with its key when there is room for its text, and
-    after the events that have made room.
+    What is asked for, or the error that stands for it, is taken with its key when there is room for its sequence,
+    and after the events that have made room.
     """
     while True:
         while batch.has_room and (one := next(asked, None)) is not None:
@@ -342,28 +347,30 @@ def run(batch: Batch, asked: Iterator[tuple[Any, Request | Exception]]) -> Itera
 
 
 def _each(
-    texts: dict[Any, Text], function: Callable[[Any, Text], Result], events: list[Event]
+    sequences: dict[Any, RunningSequence],
+    function: Callable[[Any, RunningSequence], Result],
+    events: list[Event],
 ) -> dict[Any, Result]:
-    """Return the function's result for each text; for one that raises there is an event instead."""
+    """Return the function's result for each sequence; for one that raises there is an event instead."""
     found = {}
-    for key, text in texts.items():
+    for key, sequence in sequences.items():
         try:
-            found[key] = function(key, text)
-        except Exception as error:  # of this text's drafter, rule or criterion
+            found[key] = function(key, sequence)
+        except Exception as error:  # of this sequence's drafter, rule or criterion
             events.append(Event(key, error=error))
     return found
 
 
 def _pass(
-    passes: SharedPasses, texts: Sequence[Text], trees: Sequence[DraftTree]
+    passes: SharedPasses, sequences: Sequence[RunningSequence], trees: Sequence[DraftTree]
 ) -> tuple[SharedPass, Sequence[torch.Tensor | None]]:
-    """Run a pass over the trees of these texts; return it, and the hidden states of each if they are wanted."""
-    is_plain = passes.is_plain(len(texts))
-    for text, tree in zip(texts, trees, strict=True):
-        text.before_pass(tree, is_plain)
-    caches, hidden = [text.cache for text in texts], texts[0].hidden
+    """Run a pass over the trees of these sequences; return it, and the hidden states of each if they are wanted."""
+    is_plain = passes.is_plain(len(sequences))
+    for sequence, tree in zip(sequences, trees, strict=True):
+        sequence.before_pass(tree, is_plain)
+    caches, hidden = [sequence.cache for sequence in sequences], sequences[0].hidden
     if hidden is None:
-        return passes.forward(trees, caches), [None] * len(texts)
+        return passes.forward(trees, caches), [None] * len(sequences)
     sizes = [tree.topology.num_nodes for tree in trees]
     with hidden.captured():
         done = passes.forward(trees, caches)
@@ -371,7 +378,7 @@ def _pass(
 
 
 def _free_frames(error: BaseException | None) -> None:
-    """Clear the ended frames of an error: else whoever keeps the error keeps the rows of all texts."""
+    """Clear the ended frames of an error: else whoever keeps the error keeps the rows of all sequences."""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             callers: Any = frame

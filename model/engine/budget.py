@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Most drafted nodes of a step: each takes a row of logits and of the mask over the text, so that far more
+# Most drafted nodes of a step: each takes a row of logits and of the mask over the sequence, so that far more
 # are a mistake or an attack on memory.
 MAX_DRAFT = 4096
 # A larger tree must promise more tokens per millisecond by this factor, since estimates err.

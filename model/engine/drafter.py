@@ -20,7 +20,7 @@ from .verification import Acceptance
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
-# Options that name what a method drafts with beside the text: a smaller model, a datastore, trained heads.
+# Options that name what a method drafts with beside the sequence: a smaller model, a datastore, trained heads.
 DRAFTS_WITH = ("draft_model", "datastore", "heads")
 
 
@@ -32,7 +32,7 @@ class VerifiedStep:
         tree: the verified draft.
         acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
             node, and its logit samples.
-        stop_reason: None while the text goes on, else as in `StepRecord`.
+        stop_reason: None while the sequence goes on, else as in `StepRecord`.
         hidden: the hidden states of every node, [N, W * D], the drafter's W layers side by side; None if it
             wants none.
     """
@@ -102,14 +102,15 @@ class Drafter:
         self.device = device
 
     def sibling(self) -> Self:
-        """Return a drafter for another text: it shares config and memory with this one, and begins with `start`.
+        """Return a drafter for another sequence: it shares config and memory with this one, and begins with
+        `start`.
 
-        What one learns, all know. Steps of their texts come in any order: all may propose before one observes. So
-        `start` must leave the texts of the others alone; `reset` and `load_memory` change the memory of all, and
-        texts under way go on.
+        What one learns, all know. Steps of their sequences come in any order: all may propose before one observes.
+        So `start` must leave the sequences of the others alone; `reset` and `load_memory` change the memory of all,
+        and sequences under way go on.
 
-        This one shares every object of the drafter. That is right if `start` replaces all that belongs to a text,
-        and if `reset` and `load_memory` replace nothing that is shared, but change it in place.
+        This one shares every object of the drafter. That is right if `start` replaces all that belongs to a
+        sequence, and if `reset` and `load_memory` replace nothing that is shared, but change it in place.
         """
         return copy(self)
 
@@ -129,7 +130,7 @@ class Drafter:
     def offer(
         self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
     ) -> Sequence[float] | None:
-        """Draft without choosing the number of nodes, which depends on the other texts of a pass.
+        """Draft without choosing the number of nodes, which depends on the other sequences of a pass.
 
         Asked, in the place of `propose`, of drafters with `wants_costs`; the budget is without costs. At most
         `most` nodes are drafted; one less probable than `least` need not be offered. `take` follows.
@@ -151,7 +152,7 @@ class Drafter:
         """Take the new tokens of a step of the root alone, for which `propose` was not called.
 
         `observe` is not called either, unless the drafter reads hidden states (`needs.hidden_layers`): it misses
-        no row of the text, and observes such a step too.
+        no row of the sequence, and observes such a step too.
         """
 
     def on_device(self) -> DeviceDrafting | None:
@@ -170,8 +171,8 @@ class Drafter:
         return range(1, self.max_nodes + 1)
 
     def prepare(self, target: Any, num_tokens: int) -> None:
-        """Prepare a target model, and a draft model, for drafts after texts of up to `num_tokens` tokens: no later
-        step captures a graph.
+        """Prepare a target model, and a draft model, for drafts after sequences of up to `num_tokens` tokens: no
+        later step captures a graph.
         """
         needs = self.needs
         target.expect_reads(needs.num_candidates, needs.logit_samples, needs.hidden_layers)
@@ -225,7 +226,7 @@ class Drafter:
 
     @classmethod
     def drafts_with(cls) -> str:
-        """Return the option of `DRAFTS_WITH` that names what drafts; empty if the text alone does."""
+        """Return the option of `DRAFTS_WITH` that names what drafts; empty if the sequence alone does."""
         options = {option.name for option in fields(cls.config_class)}
         return next((name for name in DRAFTS_WITH if name in options), "")
 

@@ -1,7 +1,8 @@
 """The loop: propose a tree, verify it in one forward pass, keep the accepted rows, learn from it.
 
 The inference commands, the library and the tests all use this one loop. Vanilla is the empty draft through it. A
-step's parts are those of a text (`model.engine.text`); texts that share passes are stepped by `model.engine.batch`.
+step's parts are those of a sequence (`model.engine.sequence`); sequences that share passes are stepped by
+`model.engine.batch`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 
 from .backend import Backend, KeptRows
 from .drafter import Drafter
+from .sequence import Request, RunningSequence, rows_for
 from .step import Generation, StepRecord, StepTimer
-from .text import Request, Text, rows_for
 
 
 def generate(
@@ -47,13 +48,13 @@ def steps_of(
     request: Request,
     prefix_cache: KeptRows | None = None,
 ) -> Iterator[StepRecord]:
-    """Yield the steps of a text.
+    """Yield the steps of a sequence.
 
     Args:
         target: the model.
         drafter: the method.
         request: what is asked for.
-        prefix_cache: holds the last text's rows, reused for a common beginning; then holds this text's.
+        prefix_cache: holds the last sequence's rows, reused for a common beginning; then holds this sequence's.
 
     Raises:
         ValueError: as `Request.checked`.
@@ -66,32 +67,32 @@ def steps_of(
     cache = None
     if prefix_cache is not None:
         cache = prefix_cache.open(target, request.prompt_ids, rows_for(request, drafter))
-    text = Text(target, drafter, request, cache)
-    for _ in text.read_prompt():
+    sequence = RunningSequence(target, drafter, request, cache)
+    for _ in sequence.read_prompt():
         pass
     if prefix_cache is not None:
-        text.cache.mark()  # the next prompt may go on from the end of this one
+        sequence.cache.mark()  # the next prompt may go on from the end of this one
     target.synchronize()
     prefill_ns = timer.end("prefill")
-    while text.stop_reason is None:
-        record = step_of(text)
+    while sequence.stop_reason is None:
+        record = step_of(sequence)
         if prefix_cache is not None:
-            prefix_cache.store(text.cache, text.tokens)
-        if visible := request.visible(record, text.num_new):
+            prefix_cache.store(sequence.cache, sequence.tokens)
+        if visible := request.visible(record, sequence.num_new):
             visible.prefill_ns, prefill_ns = prefill_ns, 0
             yield visible
 
 
-def step_of(text: Text) -> StepRecord:
-    """Decode a step of a text whose prompt is read, in a pass of its own."""
+def step_of(sequence: RunningSequence) -> StepRecord:
+    """Decode a step of a sequence whose prompt is read, in a pass of its own."""
     timer = StepTimer()
-    if text.runs_on_device:
-        record = text.run_on_device(timer)
+    if sequence.runs_on_device:
+        record = sequence.run_on_device(timer)
     else:
-        tree = text.propose()
+        tree = sequence.propose()
         timer.end("draft")
-        logits, hidden = text.forward(tree)
+        logits, hidden = sequence.forward(tree)
         timer.end("forward")
-        record = text.conclude(tree, logits, hidden, timer)
+        record = sequence.conclude(tree, logits, hidden, timer)
     record.set_times(timer)
     return record

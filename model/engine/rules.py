@@ -25,7 +25,7 @@ from .read_out import tie_gap
 
 PROBABILITIES = "numbers above 0, at most 1"
 SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
-# They read no prefix, so that the whole text need not go to the device for every token.
+# They read no prefix, so that the whole sequence need not go to the device for every token.
 WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
@@ -65,7 +65,7 @@ class SamplingRule:
     """One draw per emitted token from the processed distribution.
 
     One draw for each emitted token, in order, so that plain decoding and every method use the
-    generator alike and produce the same text.
+    generator alike and produce the same sequence.
 
     Args:
         processors: such as transformers' temperature, top-k and top-p warpers, applied in order.

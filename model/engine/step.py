@@ -18,11 +18,11 @@ class StepRecord:
         tokens: emitted token ids, never past the end of text or the limit.
         tree: the verified draft.
         path: accepted nodes from the root downward.
-        stop_reason: None while the text goes on, else "eos", "criteria", "length" or "context" (full).
+        stop_reason: None while the sequence goes on, else "eos", "criteria", "length" or "context" (full).
         prefill_ns: time of reading the prompt, on the first step; 0 on others.
         draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for the
             device in verify alone. A whole step on the device is counted as forward.
-        num_texts: texts that shared the pass; the times are those of all of them.
+        num_sequences: sequences that shared the pass; the times are those of all of them.
     """
 
     tokens: list[int]
@@ -35,7 +35,7 @@ class StepRecord:
     verify_ns: int = 0
     keep_ns: int = 0
     observe_ns: int = 0
-    num_texts: int = 1
+    num_sequences: int = 1
 
     def __repr__(self) -> str:
         ended = f", stop_reason={self.stop_reason!r}" if self.stop_reason else ""
@@ -49,15 +49,17 @@ class StepRecord:
 
     @property
     def share_ns(self) -> float:
-        """This text's share of the time, with its prompt: the shares of all texts add up to the time of a run."""
-        return self.prefill_ns + self.step_ns / self.num_texts
+        """This sequence's share of the time, with its prompt: the shares of all sequences add up to the time of a
+        run.
+        """
+        return self.prefill_ns + self.step_ns / self.num_sequences
 
-    def set_times(self, timer: StepTimer, num_texts: int = 1) -> None:
-        """Set the times of the parts, of a step that this many texts shared."""
+    def set_times(self, timer: StepTimer, num_sequences: int = 1) -> None:
+        """Set the times of the parts, of a step that this many sequences shared."""
         self.draft_ns, self.forward_ns, self.verify_ns, self.keep_ns, self.observe_ns = (
             timer.parts()
         )
-        self.num_texts = num_texts
+        self.num_sequences = num_sequences
 
     @property
     def num_nodes(self) -> int:

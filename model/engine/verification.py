@@ -35,7 +35,7 @@ class Acceptance:
     Attributes:
         path: accepted nodes from the root (node 0) downward.
         tokens: emitted tokens: those of the accepted drafts, then the bonus token, so that
-            `len(tokens) == len(path)`. Where the text ends on a drafted token there is no bonus
+            `len(tokens) == len(path)`. Where the sequence ends on a drafted token there is no bonus
             token, and the path is one longer.
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the likeliest token after every node [N]; among equals any one.
@@ -44,7 +44,7 @@ class Acceptance:
             None if the drafter wants none.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.
-        is_stopped: whether a stopping criterion ends the text after the last token.
+        is_stopped: whether a stopping criterion ends the sequence after the last token.
     """
 
     path: list[int]
@@ -82,7 +82,7 @@ def verify(
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
-    Nothing is drawn past the end of the text, so that a shared generator stays in step with plain
+    Nothing is drawn past the end of the sequence, so that a shared generator stays in step with plain
     decoding. Siblings may repeat a token: all of them are followed, the longest path wins, and among
     equals the one that branches off first.
 
@@ -91,12 +91,12 @@ def verify(
         logits: the target model's logits after every node, [N, V].
         rule: None for greedy decoding, else the rule that chooses each token.
         prefix: committed token ids up to and including the root; only read by `rule` and `stop`.
-        eos_ids: token ids that end the text.
+        eos_ids: token ids that end the sequence.
         max_tokens: most tokens to emit; None sets no limit.
         tie_margin: two largest logits that differ by less than this share of the larger (`tie_gap`) are
             left undecided; 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
-        stop: asked after every emitted token, with the whole text, whether the text ends there.
+        stop: asked after every emitted token, with the whole sequence, whether the sequence ends there.
         with_samples: whether the drafter wants the logit samples of every node.
         read: copies to the host what is read of the pass, as `read_out`.
 
@@ -146,9 +146,9 @@ def accepted_walk(
         topology: of the draft, N nodes.
         node_tokens: token of every node [N].
         choose: returns the token after a node, given the tokens emitted before it; None if it is open.
-        eos_ids: token ids that end the text.
+        eos_ids: token ids that end the sequence.
         max_tokens: most tokens to emit; None sets no limit.
-        ends: whether a stopping criterion ends the text after the tokens emitted so far.
+        ends: whether a stopping criterion ends the sequence after the tokens emitted so far.
     """
     emitted: list[int] = []
     frontier = [0]  # nodes with the same, accepted, path of tokens
@@ -186,7 +186,8 @@ def check_finite(largest: float) -> None:
 
 
 class ReferenceRows:
-    """Decides near-ties by plain decoding; counts the first rows of a text's cache that equal its own bit for bit.
+    """Decides near-ties by plain decoding; counts the first rows of a sequence's cache that equal its own bit for
+    bit.
 
     A token that rounding could exchange is computed again as plain decoding computes it: the rows that
     were read in another way are read again, in the same shapes as there. `margin` is as `tie_margin`.
@@ -207,7 +208,7 @@ class ReferenceRows:
     def margin_of(self, tree: DraftTree, base: int, is_plain: bool = True) -> float:
         """Return the margin for the step to come, after `base` rows: 0 where it is plain decoding itself.
 
-        Its pass `is_plain` if it is that of the loop of one text.
+        Its pass `is_plain` if it is that of the loop of one sequence.
         """
         is_root = is_plain and tree.topology.num_nodes == 1
         self._is_reference = (
@@ -222,23 +223,23 @@ class ReferenceRows:
     def with_token_decided(
         self,
         acceptance: Acceptance,
-        text: Sequence[int],  # before the step
+        sequence: Sequence[int],  # before the step
         rule: TokenRule | None,
         stop: Callable[[Sequence[int]], bool] | None,
     ) -> Acceptance:
         """Return the last step's acceptance with its open token decided, if it has one, once its rows are kept."""
         if not acceptance.is_decided:
-            text = [*text, *acceptance.tokens]
-            token = self._reference_token(text, rule)
-            acceptance = acceptance.decided(token, stop is not None and stop([*text, token]))
+            sequence = [*sequence, *acceptance.tokens]
+            token = self._reference_token(sequence, rule)
+            acceptance = acceptance.decided(token, stop is not None and stop([*sequence, token]))
             self._is_reference = True
         if self._is_reference:
             self._num_rows = self._cache.length
         self._is_reference = False
         return acceptance
 
-    def _reference_token(self, text: Sequence[int], rule: TokenRule | None) -> int:
-        """Return the token that plain decoding puts after `text`, to the last bit.
+    def _reference_token(self, sequence: Sequence[int], rule: TokenRule | None) -> int:
+        """Return the token that plain decoding puts after `sequence`, to the last bit.
 
         The other rows are computed again, those of new tokens one at a time, as plain decoding does: the
         same shapes round alike. Rare enough to cost nothing that can be measured.
@@ -246,9 +247,9 @@ class ReferenceRows:
         target, cache = self._target, self._cache
         cache.keep(self._num_rows, ())
         with target.reference():
-            for _ in target.prefill(text[: self._prompt_length], cache, with_logits=False):
+            for _ in target.prefill(sequence[: self._prompt_length], cache, with_logits=False):
                 pass  # nothing is left of the prompt where its rows are plain decoding's
-            for token in text[cache.length :]:
+            for token in sequence[cache.length :]:
                 logits = target.forward(DraftTree.chain([token]), cache)
-        chosen = None if rule is None else rule.choose(logits[-1], text)
+        chosen = None if rule is None else rule.choose(logits[-1], sequence)
         return int(logits[-1].argmax()) if chosen is None else chosen

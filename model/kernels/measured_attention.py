@@ -206,14 +206,14 @@ def folded_sdpa(
     scale: float,
 ) -> torch.Tensor:
     """Return values [B, n, H, E] attended by torch's kernel over folded heads."""
-    num_texts, num_heads, num_queries, _ = query.shape
+    num_sequences, num_heads, num_queries, _ = query.shape
     num_keys, num_groups = key.shape[2], num_heads // key.shape[1]
     width = -(-num_keys // MASK_ALIGNMENT) * MASK_ALIGNMENT
-    rows = mask.new_empty(num_texts, num_groups, num_queries, width)[..., :num_keys]
-    folded_mask = rows.copy_(mask).view(num_texts, 1, -1, num_keys)  # [B, 1, G n, T]
-    folded = query.reshape(num_texts, key.shape[1], num_groups * num_queries, -1)
+    rows = mask.new_empty(num_sequences, num_groups, num_queries, width)[..., :num_keys]
+    folded_mask = rows.copy_(mask).view(num_sequences, 1, -1, num_keys)  # [B, 1, G n, T]
+    folded = query.reshape(num_sequences, key.shape[1], num_groups * num_queries, -1)
     attended = scaled_dot_product_attention(folded, key, value, folded_mask, scale=scale)
-    heads = attended.reshape(num_texts, num_heads, num_queries, -1)
+    heads = attended.reshape(num_sequences, num_heads, num_queries, -1)
     return heads.transpose(1, 2).contiguous()
 
 

@@ -1,16 +1,17 @@
 """Attention functions that passes use in place of a model's own, and the names under which its config knows them.
 
 A model's config names its attention for all threads, so a function attends in passes of ours alone: other
-threads that run the model meanwhile attend as usual. Several texts in one pass are attended text by text, with the
-function that a pass of one text uses.
+threads that run the model meanwhile attend as usual. Several sequences in one pass are attended sequence by
+sequence, with the function that a pass of one sequence uses.
 
 On GPUs of compute capability 9 and 10 PyTorch 2.13 prefers cuDNN to its flash and memory-efficient kernels. cuDNN
-builds a plan, tens of milliseconds of work, for every number of keys it has not seen; a text that is decoded has
-another one at every step. The switches are the process's: a command turns cuDNN off for good, so that transformers'
-`generate` beside us runs without it too; the library, a guest in the user's process, does so for its passes alone.
+builds a plan, tens of milliseconds of work, for every number of keys it has not seen; a sequence that is decoded
+has another one at every step. The switches are the process's: a command turns cuDNN off for good, so that
+transformers' `generate` beside us runs without it too; the library, a guest in the user's process, does so for its
+passes alone.
 
-Shapes: B texts, S queries of all texts in each of H heads, T keys of the longest text in each of K heads; D and E
-numbers in a key and a value.
+Shapes: B sequences, S queries of all sequences in each of H heads, T keys of the longest sequence in each of K
+heads; D and E numbers in a key and a value.
 """
 
 from __future__ import annotations
@@ -103,41 +104,43 @@ EAGER = "eager"
 PREFIX = "packed_"
 
 
-class TextRows(NamedTuple):
-    """The rows of all texts in a layer."""
+class SequenceRows(NamedTuple):
+    """The rows of all sequences in a layer."""
 
-    sizes: Sequence[int]  # queries of each text, S in all
-    # Keys [1, K, T, D] and values [1, K, T, E] of each text, its new ones included.
+    sizes: Sequence[int]  # queries of each sequence, S in all
+    # Keys [1, K, T, D] and values [1, K, T, E] of each sequence, its new ones included.
     rows: Sequence[tuple[torch.Tensor, torch.Tensor]]
     is_masked: bool  # whether the mask of a single query says anything
 
 
-def with_texts(keys: torch.Tensor, texts: TextRows) -> torch.Tensor:
-    """Return the new keys [1, K, S, D], tied to the rows of all texts: models hand on this very tensor."""
-    keys.of_texts = texts  # type: ignore[attr-defined]
+def with_sequences(keys: torch.Tensor, sequences: SequenceRows) -> torch.Tensor:
+    """Return the new keys [1, K, S, D], tied to the rows of all sequences: models hand on this very tensor."""
+    keys.of_sequences = sequences  # type: ignore[attr-defined]
     return keys
 
 
 def packed_name(name: str) -> str:
-    """Return the name of a registered function's counterpart that attends text by text; made at the first call."""
+    """Return the name of a registered function's counterpart that attends sequence by sequence; made at the first
+    call.
+    """
     packed = PREFIX + name
     if packed not in AttentionInterface():
-        register_attention(packed, partial(_text_by_text, name))
+        register_attention(packed, partial(_one_by_one, name))
     return packed
 
 
-def _text_by_text(
+def _one_by_one(
     name: str,
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, H, S, D]
-    key: torch.Tensor,  # [1, K, S, D], from `with_texts`
-    value: torch.Tensor,  # unused, as the texts have theirs
+    key: torch.Tensor,  # [1, K, S, D], from `with_sequences`
+    value: torch.Tensor,  # unused, as the sequences have theirs
     attention_mask: torch.Tensor
-    | None,  # additive, [1, 1, S, T]; a row begins with its text's own keys
+    | None,  # additive, [1, 1, S, T]; a row begins with its sequence's own keys
     *arguments: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend, each text by the registered function of this name.
+    """Attend, each sequence by the registered function of this name.
 
     Returns:
         The attended values [1, S, H, E], and None for the weights.
@@ -145,13 +148,13 @@ def _text_by_text(
     Raises:
         AttributeError: if the model has made other keys of those of the cache.
     """
-    texts: TextRows = key.of_texts  # type: ignore[attr-defined]
+    sequences: SequenceRows = key.of_sequences  # type: ignore[attr-defined]
     attend = AttentionInterface()[name] if name != EAGER else _eager(module)
     outputs, begin = [], 0
-    for size, (keys, values) in zip(texts.sizes, texts.rows, strict=True):
+    for size, (keys, values) in zip(sequences.sizes, sequences.rows, strict=True):
         end = begin + size
         mask = None
-        if attention_mask is not None and (size > 1 or texts.is_masked):
+        if attention_mask is not None and (size > 1 or sequences.is_masked):
             mask = attention_mask[:, :, begin:end, : keys.shape[2]]
         found = attend(module, query[:, :, begin:end], keys, values, mask, *arguments, **options)
         outputs.append(found[0])

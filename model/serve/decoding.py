@@ -26,8 +26,8 @@ from prometheus_client import (
 
 from ..api.decoder import SpeculativeDecoder
 from ..api.output import TextStream
+from ..engine.sequence import Request
 from ..engine.step import StepRecord
-from ..engine.text import Request
 from .acceptance import Acceptance, StepCounts
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class DecodingThread(threading.Thread):
         self._changed = threading.Condition()
         self._is_closing = False
         self.counters = Counters(name, lambda: len(self._running), lambda: len(self._waiting))
-        self._batch = decoder.texts.batch(batch_size)  # measures what nodes cost, once
+        self._batch = decoder.queue.batch(batch_size)  # measures what nodes cost, once
 
     def submit(self, job: Job) -> None:
         """Let a request wait for a place; callable from any thread.
@@ -315,7 +315,7 @@ class DecodingThread(threading.Thread):
             self._batch.close()
             for job in list(self._running):
                 self._failed(job, error)
-            self._batch = self._decoder.texts.batch(self._size)
+            self._batch = self._decoder.queue.batch(self._size)
             return
         for event in events:
             if event.error is not None:

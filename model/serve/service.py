@@ -13,7 +13,7 @@ from typing import Any
 from ..api.decoder import SpeculativeDecoder
 from ..api.prompts import prompt_ids_of
 from ..engine.rules import token_rule
-from ..engine.text import Request
+from ..engine.sequence import Request
 from .decoding import DecodingThread, Job, Logprobs, Piece, QueueFullError, TokenLogprob
 from .options import ServeOptions
 from .protocol import ChatRequest, CompletionRequest, Refusal, TextRequest

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
-from model.engine.text import Text
+from model.engine.sequence import RunningSequence
 from tests.commands.soak_server import DEEDS, Asker, expected_texts
 from tests.model.serve.serving import serving, wait_for
 
@@ -21,14 +21,14 @@ async def ask(asker: Asker, total: int, concurrency: int) -> None:
 
 
 def test_a_crowd_gets_its_texts_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: weakref.WeakSet[Text] = weakref.WeakSet()
-    made = Text.__init__
+    texts: weakref.WeakSet[RunningSequence] = weakref.WeakSet()
+    made = RunningSequence.__init__
 
-    def counted(text: Text, *words: object, **more: object) -> None:
+    def counted(text: RunningSequence, *words: object, **more: object) -> None:
         made(text, *words, **more)
         texts.add(text)
 
-    monkeypatch.setattr(Text, "__init__", counted)
+    monkeypatch.setattr(RunningSequence, "__init__", counted)
     expected = expected_texts(2)
     with serving("hybrid") as served:
         asker = Asker(str(served.client.base_url), expected)

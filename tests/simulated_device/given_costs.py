@@ -14,8 +14,8 @@ class GivenCosts(CostModel):
     def __post_init__(self) -> None:
         """Pass the plain steps at the beginning."""
         CostModel.__post_init__(self)
-        while self.switch.is_resting:
-            self.switch.rest()
+        while self.switch.is_paused:
+            self.switch.pause()
 
     def learn(self, num_nodes: int, num_tokens: float, context: int, nanoseconds: int) -> None:
         """Do nothing: times differ from run to run."""

@@ -14,7 +14,7 @@ from model.backends.graphs.graphed_target import GraphedTarget, graphed
 from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.text import Request
+from model.engine.sequence import Request
 from model.methods import drafter_class
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_batch import FLAT, GivenBudget
@@ -53,13 +53,13 @@ class Decoded(NamedTuple):
 
 
 def decoded(
-    target: TargetModel, setting: Setting, size: int, accounts: Accounts, num_texts: int = 4
+    target: TargetModel, setting: Setting, size: int, accounts: Accounts, num_sequences: int = 4
 ) -> Decoded:
     """Decode the texts in a batch of up to `size` at a time, by drafters that have learned nothing."""
     drafter = drafter_of(target, setting)
     batch = batch_of(target, drafter, size, budget_of(setting), shares_memory=False)
-    costs, found = Costs(), [list[int]() for _ in range(num_texts)]
-    waiting = list(range(num_texts))
+    costs, found = Costs(), [list[int]() for _ in range(num_sequences)]
+    waiting = list(range(num_sequences))
     while waiting or len(batch):
         is_joined = False
         while waiting and batch.has_room:
@@ -89,7 +89,7 @@ def drafter_of(target: TargetModel, setting: Setting) -> Any:
     return drafter.for_target(target) if has_models else drafter
 
 
-def alone(target: TargetModel, num_texts: int = 4) -> list[list[int]]:
+def alone(target: TargetModel, num_sequences: int = 4) -> list[list[int]]:
     """Return the texts that plain decoding makes one by one."""
     return [
         generate(
@@ -99,7 +99,7 @@ def alone(target: TargetModel, num_texts: int = 4) -> list[list[int]]:
             max_new_tokens=limit,
             eos_ids={END},
         ).token_ids
-        for prompt, limit in zip(PROMPTS[:num_texts], LIMITS, strict=False)
+        for prompt, limit in zip(PROMPTS[:num_sequences], LIMITS, strict=False)
     ]
 
 
@@ -150,7 +150,7 @@ def test_a_step_costs_the_same_for_any_number_of_texts(
 def test_methods_that_read_hidden_states_share_passes(
     method: str, target: TargetModel, expected: list[list[int]]
 ) -> None:
-    found = decoded(target, Setting(method), 2, Accounts(), num_texts=2)
+    found = decoded(target, Setting(method), 2, Accounts(), num_sequences=2)
     assert found.tokens == expected[:2]
 
 

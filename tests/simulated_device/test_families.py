@@ -12,7 +12,7 @@ from model.backends.proofs.packing import batch_of, why_not_packed
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
 from model.engine.loop import generate
-from model.engine.text import Request
+from model.engine.sequence import Request
 from tests.model.decoded import drafter_for, known, random_ids
 from tests.model.families.families_with_trees import TREES
 from tests.model.families.family import IS_VERSION_4, Family

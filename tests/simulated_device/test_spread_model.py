@@ -10,7 +10,7 @@ import torch
 from model.backends.proofs.packing import batch_of
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
-from model.engine.text import Request
+from model.engine.sequence import Request
 from tests.simulated_device.demo import (
     COSTS,
     END,
@@ -71,7 +71,7 @@ def test_texts_share_passes_on_two_gpus(
             batch.add(key, Request(prompt_of(FIRST_TEXT), NUM_TOKENS, {END}))
         while len(batch):
             events = batch.step()
-            assert [event.record and event.record.num_texts for event in events] == [2, 2]
+            assert [event.record and event.record.num_sequences for event in events] == [2, 2]
             for event in events:
                 found[event.key] += event.record.tokens if event.record else []
     assert found == [expected] * 2

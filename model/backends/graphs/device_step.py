@@ -6,7 +6,7 @@ static shapes of a pass of `model.backends.graphs.graphed_target` and is replaye
 same way.
 
 It accepts exactly what `model.engine.verification.verify` accepts in greedy decoding, with the same
-near-ties, ends of text and limits. Drafters that support it implement `Drafter.on_device`.
+near-ties, ends of sequence and limits. Drafters that support it implement `Drafter.on_device`.
 
 Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabulary, k candidates.
 """
@@ -179,7 +179,7 @@ class StaticDeviceStep:
             check_finite(step.largest[node])
             return None if step.is_open[node] else step.chosen[node]
 
-        # Along the path whose rows the device has kept: `verify` has one rule for where a text ends.
+        # Along the path whose rows the device has kept: `verify` has one rule for where a sequence ends.
         tokens = [step.tokens[node] for node in path]
         walk = accepted_walk(
             TreeTopology.chain(len(path)), tokens, choose, self._eos_ids, max_tokens=room

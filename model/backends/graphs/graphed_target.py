@@ -296,7 +296,7 @@ class GraphedTarget(TargetModel):
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
         """Prepare all shapes ahead, so that no timed step captures a graph.
 
-        Runs drafts after a text of every length bucket up to `num_tokens` tokens: drafts of these
+        Runs drafts after a sequence of every length bucket up to `num_tokens` tokens: drafts of these
         sizes, of all sizes seen so far and, with an automatic budget, of the sizes it chooses from; also
         what was read of passes so far.
         """
@@ -310,7 +310,7 @@ class GraphedTarget(TargetModel):
             tree = DraftTree.star([0] * bucket)
             length = length_bucket(bucket)
             while length <= length_bucket(num_tokens + bucket):
-                # The shortest text of its length bucket: a longer one may not fit the context.
+                # The shortest sequence of its length bucket: a longer one may not fit the context.
                 base = max(0, length // 2 + 1 - bucket) if length > length_bucket(1) else 0
                 self._prepare(tree, cache, base)
                 length *= 2

@@ -6,7 +6,7 @@ full length, sliding-window layers too (the window is in the mask), because a ri
 branched.
 
 Keys and values of all layers that share a shape live in one buffer, so `keep` is one gather and one
-copy. Recurrent and convolution states of a text are `model.backends.states.layers`.
+copy. Recurrent and convolution states of a sequence are `model.backends.states.layers`.
 
 Shapes: H key-value heads, M capacity (rows), T rows in use, D head dimension.
 """
@@ -163,7 +163,7 @@ class TreeCache(Cache):
         is_dummy: whether each layer keeps nothing of its own.
     """
 
-    # Whether its rows are its own. Where all texts share them, no text can be kept for the next.
+    # Whether its rows are its own. Where all sequences share them, no sequence can be kept for the next.
     is_lasting = True
     # Asked for at every pass: values of the instance, in place of transformers' properties.
     is_linear: Sequence[bool] = ()

@@ -2,7 +2,7 @@
 
 The model stays unchanged: a hook on its decoder takes the final, normed hidden states, which the
 output head reads, and hooks on its layers take what these read. They are there within
-`HiddenStates.captured` alone, so that no other pass pays for them, and a kept text is not dropped as
+`HiddenStates.captured` alone, so that no other pass pays for them, and a kept sequence is not dropped as
 that of a model with unknown hooks (`prefix_cache`). They pass by what other threads run. Decoder and
 layers are found by their number and by watching one pass, and are not known by name.
 

@@ -35,7 +35,7 @@ class CacheLayout:
         shapes: shapes of each layer's cache; None for layers that read another layer's cache, or keep
             nothing.
         mixers: the modules that keep states; None for attention alone.
-        num_state_bytes: memory of the states of one text; 0 for attention alone.
+        num_state_bytes: memory of the states of one sequence; 0 for attention alone.
         vocab_size: logits of a pass V.
     """
 

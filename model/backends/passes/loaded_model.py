@@ -95,9 +95,9 @@ class LoadedModel:
         num_tokens: rows of the input embedding.
         key_borders: what the model scales by the number of keys.
         layer_shapes, mixers, num_state_bytes, vocab_size: as `CacheLayout`.
-        is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
+        is_same_in_parts: whether a sequence has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
-        uses_slots: whether texts of a batch lie in slots (`passes.slot_passes`): on a GPU, and where they
+        uses_slots: whether sequences of a batch lie in slots (`passes.slot_passes`): on a GPU, and where they
             cannot be packed.
         code: the model's own code, with which it passed the self-test.
 
@@ -360,7 +360,7 @@ class LoadedModel:
                 self.is_in_reference = False
 
     def _swap(self, num_rows: int, is_packed: bool, in_programs: bool, in_reference: bool) -> Swap:
-        """Return the functions of passes over so many rows, of several texts if they are packed."""
+        """Return the functions of passes over so many rows, of several sequences if they are packed."""
         linear = self.linear_kernels_outside if in_programs else self.linear_kernels
         parts = [linear.for_rows(num_rows, in_reference), self.norms.of_pass(in_reference)]
         if in_programs:

@@ -29,7 +29,7 @@ class TreeMasks:
     """The masks that a model takes.
 
     Args:
-        config: the model's, of its text part.
+        config: the model's, of its sequence part.
     """
 
     def __init__(self, config: Any) -> None:
@@ -66,10 +66,10 @@ class TreeMasks:
         self, full: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor
     ) -> Masks:
         """Return the model's mask(s) for one [N, T] that knows no window: [1, 1, N, T], or a dict of such by
-        layer type; [B, 1, N, T] for one of several texts, [B, N, T].
+        layer type; [B, 1, N, T] for one of several sequences, [B, N, T].
 
         Windows are by position [N] and [T], since a tree's row index is no position; [N, T] where rows have
-        keys of their own. For several texts they are [B, N] and [B, 1, T].
+        keys of their own. For several sequences they are [B, N] and [B, 1, T].
         """
         masks = {
             kind: _of_all_heads(self._limit(full, kind, query_positions[..., None], key_positions))

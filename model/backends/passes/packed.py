@@ -1,11 +1,12 @@
-"""Packed passes: the nodes of several texts side by side as one row of tokens, each text with a cache of its own.
+"""Packed passes: the nodes of several sequences side by side as one row of tokens, each sequence with a cache of
+its own.
 
-Linear layers, norms and activations treat every token by itself, so only attention must tell texts apart. A layer
-of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that
-it returns; `model.kernels.registered_attention` attends text by text. A model that makes other keys of them fails
-there, and has its texts in slots (`model.backends.proofs.packing`).
+Linear layers, norms and activations treat every token by itself, so only attention must tell sequences apart. A
+layer of the `PackedCache` gives each sequence its own new rows, and hands on all rows of every sequence, tied to
+the keys that it returns; `model.kernels.registered_attention` attends sequence by sequence. A model that makes
+other keys of them fails there, and has its sequences in slots (`model.backends.proofs.packing`).
 
-Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
+Shapes: B sequences, S nodes of all sequences, H key-value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ...engine.batch import SharedPass
 from ...engine.read_out import Candidates, ReadOut, read_out
 from ...engine.tree import DraftTree, TreeTopology
-from ...kernels.registered_attention import TextRows, with_texts
+from ...kernels.registered_attention import SequenceRows, with_sequences
 from ...machine.hardware import uploaded
 from ..target import TargetModel
 from .cache import TreeCache, TreeCacheLayer
@@ -29,7 +30,7 @@ from .probes import probes_of_nodes
 
 
 class PackedLayer(CacheLayerMixin):
-    """One layer of the caches of several texts."""
+    """One layer of the caches of several sequences."""
 
     is_compileable = False
     is_sliding = False
@@ -42,12 +43,12 @@ class PackedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, *args: torch.Tensor) -> None:
-        """Do nothing: the buffers of the texts exist."""
+        """Do nothing: the buffers of the sequences exist."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows [1, H, S, D], each to its text; return them, tied to all rows of every text."""
+        """Append rows [1, H, S, D], each to its sequence; return them, tied to all rows of every sequence."""
         parts = zip(
             self._layers,
             key_states.split(self._sizes, 2),
@@ -55,10 +56,12 @@ class PackedLayer(CacheLayerMixin):
             strict=True,
         )
         rows = [layer.update(keys, values) for layer, keys, values in parts]
-        return with_texts(key_states, TextRows(self._sizes, rows, self._is_masked)), value_states
+        return with_sequences(
+            key_states, SequenceRows(self._sizes, rows, self._is_masked)
+        ), value_states
 
     def get_seq_length(self, *args: object) -> int:
-        """Return the most rows in use of any text."""
+        """Return the most rows in use of any sequence."""
         return max(layer.length for layer in self._layers)
 
     def get_max_length(self) -> int:
@@ -68,26 +71,30 @@ class PackedLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # in transformers 4.57
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
-        """Return the key length of the longest text, and the offset; no mask is made by it, since all are given."""
+        """Return the key length of the longest sequence, and the offset; no mask is made by it, since all are
+        given.
+        """
         return self.get_seq_length() + max(self._sizes), 0
 
 
 class PackedCache(Cache):
-    """The caches of several texts for one pass over S nodes.
+    """The caches of several sequences for one pass over S nodes.
 
     Args:
-        caches: of the texts.
-        sizes: nodes of each text, S in all.
-        is_masked: whether a text with a single node needs its mask, too: where layers have windows.
+        caches: of the sequences.
+        sizes: nodes of each sequence, S in all.
+        is_masked: whether a sequence with a single node needs its mask, too: where layers have windows.
     """
 
     def __init__(self, caches: Sequence[TreeCache], sizes: Sequence[int], is_masked: bool) -> None:
         layers = zip(*(cache.layers for cache in caches), strict=True)
-        super().__init__(layers=[PackedLayer(of_texts, sizes, is_masked) for of_texts in layers])
+        super().__init__(
+            layers=[PackedLayer(of_sequences, sizes, is_masked) for of_sequences in layers]
+        )
 
 
 class PackedPasses:
-    """The packed passes of a batch (`SharedPasses`); one text alone has the pass of the single loop."""
+    """The packed passes of a batch (`SharedPasses`); one sequence alone has the pass of the single loop."""
 
     def __init__(self, target: TargetModel) -> None:
         self._target = target
@@ -96,10 +103,10 @@ class PackedPasses:
         return self._target.new_cache(capacity) if first is None else first
 
     def release(self, cache: TreeCache) -> None:
-        """Do nothing: a text's rows are its own."""
+        """Do nothing: a sequence's rows are its own."""
 
-    def is_plain(self, num_texts: int) -> bool:
-        return num_texts == 1
+    def is_plain(self, num_sequences: int) -> bool:
+        return num_sequences == 1
 
     def forward(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> SharedPass:
         if len(trees) == 1:
@@ -109,10 +116,10 @@ class PackedPasses:
             return SharedPass([alone], lambda *kind: [read(*kind)])
         logits = self._logits(trees, caches)
         parts = logits.split([tree.topology.num_nodes for tree in trees])
-        return SharedPass(parts, partial(read_out_of_texts, trees, logits))
+        return SharedPass(parts, partial(read_out_of_sequences, trees, logits))
 
     def _logits(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> torch.Tensor:
-        """Append the nodes of each tree to its text's cache; return the logits after every node, [S, V]."""
+        """Append the nodes of each tree to its sequence's cache; return the logits after every node, [S, V]."""
         target = self._target
         topologies = [tree.topology for tree in trees]
         bases = [cache.length for cache in caches]
@@ -121,18 +128,18 @@ class PackedPasses:
         depths = [topology.depth_tensor(target.device) for topology in topologies]
         positions = torch.cat([part + base for part, base in zip(depths, bases, strict=True)])
         with target.kernels(len(token_ids), is_packed=True):
-            masks = masks_of_texts(target.masks, topologies, bases, target.device, target.dtype)
+            masks = masks_of_sequences(target.masks, topologies, bases, target.device, target.dtype)
             cache = PackedCache(caches, sizes, target.masks.has_windows)
             probes = probes_of_nodes(trees)
             return target.run(token_ids, max(bases), cache, masks, positions, probes=probes)
 
 
-def read_out_of_texts(
+def read_out_of_sequences(
     trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_samples: bool
 ) -> list[ReadOut]:
-    """Copy what is read of a pass over several texts' trees, S nodes in all, to the host in one transfer.
+    """Copy what is read of a pass over several sequences' trees, S nodes in all, to the host in one transfer.
 
-    Arguments are as of `read_out`; returns each text's part.
+    Arguments are as of `read_out`; returns each sequence's part.
     """
     # Of its shape the number of nodes alone is read.
     whole = DraftTree(
@@ -150,16 +157,16 @@ def read_out_of_texts(
     return found
 
 
-def masks_of_texts(
+def masks_of_sequences(
     kinds: TreeMasks,
     topologies: Sequence[TreeTopology],
     bases: Sequence[int],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Masks:
-    """Return the mask(s) [1, 1, S, T] of several texts' trees, S nodes in all, T keys of the longest text.
+    """Return the mask(s) [1, 1, S, T] of several sequences' trees, S nodes in all, T keys of the longest sequence.
 
-    A row begins with the keys of its own text, and says nothing beyond them.
+    A row begins with the keys of its own sequence, and says nothing beyond them.
     """
     queries = torch.cat(
         [

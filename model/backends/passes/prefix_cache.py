@@ -1,4 +1,4 @@
-"""The KV cache of the last text, kept for the next text with the same beginning, as in a chat.
+"""The KV cache of the last sequence, kept for the next sequence with the same beginning, as in a chat.
 
 The rows of the common prefix stay; only what follows is computed. Kept rows may come from passes of
 other shapes, so they differ by rounding from those of a fresh prompt and never count as reference
@@ -29,11 +29,11 @@ SAMPLE = 16
 
 
 class PrefixCache:
-    """Holds the cache between two texts of one model."""
+    """Holds the cache between two sequences of one model."""
 
     def __init__(self) -> None:
         self._cache: TreeCache | None = None
-        self._text: Sequence[int] = ()
+        self._tokens: Sequence[int] = ()
         self._num_rows = 0
         self._weights: Weights | None = None
 
@@ -41,7 +41,7 @@ class PrefixCache:
         """Return a cache for `capacity` rows that holds the rows of the prompt's known beginning.
 
         The prompt's last token is never among them: it is the first tree's root. Nothing is kept if
-        the weights have changed, or if rows depend on the length of the text (longrope) or on the
+        the weights have changed, or if rows depend on the length of the sequence (longrope) or on the
         parts in which it was read.
         """
         cache, self._cache = self._cache, None  # lost if reading the prompt fails
@@ -57,7 +57,7 @@ class PrefixCache:
             del cache  # its rows may be used again
             return target.new_cache(capacity)
         num_known = min(self._num_rows, len(prompt_ids) - 1)
-        num_common = cache.nearest(_common_length(self._text[:num_known], prompt_ids))
+        num_common = cache.nearest(_common_length(self._tokens[:num_known], prompt_ids))
         if cache.capacity >= capacity:
             cache.keep(num_common, ())
             return cache
@@ -65,18 +65,18 @@ class PrefixCache:
         larger.copy_rows(cache, num_common)
         return larger
 
-    def store(self, cache: TreeCache, text: Sequence[int]) -> None:
-        """Keep the cache, whose rows belong to the first tokens of `text`; both may go on growing."""
+    def store(self, cache: TreeCache, sequence: Sequence[int]) -> None:
+        """Keep the cache, whose rows belong to the first tokens of `sequence`; both may go on growing."""
         if not cache.is_lasting:
             return
         self._cache = cache
-        self._text = text
+        self._tokens = sequence
         self._num_rows = cache.length
 
     def clear(self) -> None:
-        """Forget the text and free its rows."""
+        """Forget the sequence and free its rows."""
         self._cache = None
-        self._text = ()
+        self._tokens = ()
         self._num_rows = 0
 
 

@@ -4,7 +4,7 @@ A probe guesses nothing; the logits after it tell what the model expects one tok
 others: it sees its path, only its own descendants see it, and its row is dropped after the pass. The model's input
 embedding gives its row, by a forward of ours within the pass.
 
-Shapes: N nodes, S nodes of all texts, B texts, D size of an embedding.
+Shapes: N nodes, S nodes of all sequences, B sequences, D size of an embedding.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def reading_probes(
 
 
 def probes_of_nodes(trees: Sequence[DraftTree]) -> torch.Tensor | None:
-    """Return the embedding of probes for every node, text after text, [S, D]; None if no tree has any."""
+    """Return the embedding of probes for every node, sequence after sequence, [S, D]; None if no tree has any."""
     used = _used(trees)
     if used is None:
         return None
@@ -70,15 +70,15 @@ def probes_of_nodes(trees: Sequence[DraftTree]) -> torch.Tensor | None:
     )
 
 
-def probes_of_texts(trees: Mapping[int, DraftTree], num_texts: int) -> torch.Tensor | None:
-    """Return the embedding of the probes of each of B texts, [B, 1, D], from the trees by index; None if there are
-    none.
+def probes_of_sequences(trees: Mapping[int, DraftTree], num_sequences: int) -> torch.Tensor | None:
+    """Return the embedding of the probes of each of B sequences, [B, 1, D], from the trees by index; None if there
+    are none.
     """
     used = _used(list(trees.values()))
     if used is None:
         return None
     probes = {index: tree.probe for index, tree in trees.items() if tree.probe is not None}
-    return torch.stack([probes.get(index, used) for index in range(num_texts)])[:, None]
+    return torch.stack([probes.get(index, used) for index in range(num_sequences)])[:, None]
 
 
 def _used(trees: Sequence[DraftTree]) -> torch.Tensor | None:

@@ -1,10 +1,10 @@
-"""Passes of a batch over slots: one upload, one attention call a layer and one download, however many texts.
+"""Passes of a batch over slots: one upload, one attention call a layer and one download, however many sequences.
 
-The texts are a batch as stock models take it, with as many nodes each as the largest draft. A GPU takes little
-longer for the rows that this adds, and each text attends to its own rows alone. Side by side in one row, all nodes
-would attend to the rows of all texts, of which a mask leaves one part in B.
+The sequences are a batch as stock models take it, with as many nodes each as the largest draft. A GPU takes little
+longer for the rows that this adds, and each sequence attends to its own rows alone. Side by side in one row, all
+nodes would attend to the rows of all sequences, of which a mask leaves one part in B.
 
-Shapes: B texts shown, N nodes of each, T rows shown of each slot, V vocabulary, D hidden size.
+Shapes: B sequences shown, N nodes of each, T rows shown of each slot, V vocabulary, D hidden size.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ..target import TargetModel
 from .cache import TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
-from .probes import probes_of_texts, reading_probes
+from .probes import probes_of_sequences, reading_probes
 from .slots import SlotCache, Slots
 from .static_cache import TextNodes
 
-# Nodes of each text, which all texts together multiply, and the step between larger numbers.
+# Nodes of each sequence, which all sequences together multiply, and the step between larger numbers.
 NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24, 32, 48, 64, 88, 128)
 NODE_STEP = 64
 
 
 class PassShape(NamedTuple):
-    """The shape of a pass: B texts shown, N nodes of each, T rows shown of each."""
+    """The shape of a pass: B sequences shown, N nodes of each, T rows shown of each."""
 
-    num_texts: int
+    num_sequences: int
     num_nodes: int
     num_rows: int
 
@@ -54,7 +54,7 @@ class SlotPasses:
 
     Args:
         target: the model, on one device.
-        size: most texts.
+        size: most sequences.
         slots: as many or more, which no other batch uses; None: new ones.
     """
 
@@ -64,7 +64,7 @@ class SlotPasses:
         self._lent: list[Callable[[], SlotCache | None]] = [lambda: None] * size
 
     def new_cache(self, capacity: int, first: TreeCache | None = None) -> SlotCache:
-        """Return a cache in a free slot; where slots are too short, all texts move to longer ones."""
+        """Return a cache in a free slot; where slots are too short, all sequences move to longer ones."""
         index = next(index for index, lent in enumerate(self._lent) if lent() is None)
         if capacity > self.slots.capacity:
             self.slots.lengthen(capacity, [one for lent in self._lent if (one := lent())])
@@ -77,23 +77,25 @@ class SlotPasses:
     def release(self, cache: TreeCache) -> None:
         self._lent[_slot(cache).index] = lambda: None
 
-    def is_plain(self, num_texts: int) -> bool:
-        """Return False: even a single text's passes have other shapes than those of the loop."""
+    def is_plain(self, num_sequences: int) -> bool:
+        """Return False: even a single sequence's passes have other shapes than those of the loop."""
         return False
 
     def forward(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> SharedPass:
         pairs = [(tree, _slot(cache)) for tree, cache in zip(trees, caches, strict=True)]
         shape, slots = self._shape(pairs), self.slots
-        inputs = slots.inputs_of(shape.num_texts, shape.num_nodes)
+        inputs = slots.inputs_of(shape.num_sequences, shape.num_nodes)
         moves = list[tuple[int, int]]()
         for _, cache in pairs:
             begin = cache.index * slots.num_rows
             mine = cache.take_moves(inputs.most_moved - len(moves))
             moves += [(begin + source, begin + target) for source, target in mine]
-        texts = {cache.index: TextNodes(cache.length, tree) for tree, cache in pairs}
-        inputs.upload(texts, moves, idle_start=slots.num_rows - 1)
+        sequences = {cache.index: TextNodes(cache.length, tree) for tree, cache in pairs}
+        inputs.upload(sequences, moves, idle_start=slots.num_rows - 1)
         hidden = self._target.capturing
-        probes = probes_of_texts({cache.index: tree for tree, cache in pairs}, shape.num_texts)
+        probes = probes_of_sequences(
+            {cache.index: tree for tree, cache in pairs}, shape.num_sequences
+        )
         key = (shape, hidden and hidden.wanted)
         done: Computed = self._target.replayed(
             slots.storage, key, lambda: self._computed(shape, hidden, probes)
@@ -101,14 +103,14 @@ class SlotPasses:
         for tree, cache in pairs:
             cache.append(tree.topology.num_nodes)
 
-        def of_texts(rows: torch.Tensor) -> list[torch.Tensor]:
-            by_slot = rows.unflatten(0, (shape.num_texts, shape.num_nodes))
+        def of_sequences(rows: torch.Tensor) -> list[torch.Tensor]:
+            by_slot = rows.unflatten(0, (shape.num_sequences, shape.num_nodes))
             return [by_slot[cache.index, : tree.topology.num_nodes] for tree, cache in pairs]
 
         if hidden:
-            rows = {layer: torch.cat(of_texts(part)) for layer, part in done.hidden.items()}
+            rows = {layer: torch.cat(of_sequences(part)) for layer, part in done.hidden.items()}
             hidden.put(rows, sum(tree.topology.num_nodes for tree in trees))
-        return SharedPass(of_texts(done.logits), partial(self._read, shape, done.logits, pairs))
+        return SharedPass(of_sequences(done.logits), partial(self._read, shape, done.logits, pairs))
 
     def _read(
         self,
@@ -120,15 +122,15 @@ class SlotPasses:
     ) -> list[ReadOut]:
         """Copy what is read of a pass over these trees to the host; logits are [B N, V]."""
         count = min(num_candidates, self._target.vocab_size)
-        token_ids = self.slots.inputs_of(shape.num_texts, shape.num_nodes).place.token_ids
-        key = (shape.num_texts, shape.num_nodes, count, with_samples)
+        token_ids = self.slots.inputs_of(shape.num_sequences, shape.num_nodes).place.token_ids
+        key = (shape.num_sequences, shape.num_nodes, count, with_samples)
         packed = self._target.replayed(
             self.slots.storage,
             key,
             lambda: packed_read_out(logits, count, with_samples, token_ids.flatten()),
         )
         packed = downloaded(packed)
-        by_slot = packed.unflatten(0, (shape.num_texts, shape.num_nodes))
+        by_slot = packed.unflatten(0, (shape.num_sequences, shape.num_nodes))
         return [unpacked(tree, by_slot[cache.index], count, True) for tree, cache in pairs]
 
     def _shape(self, pairs: Sequence[tuple[DraftTree, SlotCache]]) -> PassShape:
@@ -136,18 +138,18 @@ class SlotPasses:
         most = max(tree.topology.num_nodes for tree, _ in pairs)
         buckets = (bucket for bucket in NODE_BUCKETS if bucket >= most)
         num_nodes = next(buckets, -(-most // NODE_STEP) * NODE_STEP)
-        num_texts = 1 + max(cache.index for _, cache in pairs)
-        num_texts = min(1 << (num_texts - 1).bit_length(), self.slots.size)
+        num_sequences = 1 + max(cache.index for _, cache in pairs)
+        num_sequences = min(1 << (num_sequences - 1).bit_length(), self.slots.size)
         num_rows = self._target.rows_shown(num_nodes + max(cache.length for _, cache in pairs))
-        return PassShape(num_texts, num_nodes, min(num_rows, self.slots.num_rows))
+        return PassShape(num_sequences, num_nodes, min(num_rows, self.slots.num_rows))
 
     def _computed(
         self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
     ) -> Computed:
         """Run a pass over the uploaded inputs; it captures hidden states, and reads probes [B, 1, D]."""
         target, slots = self._target, self.slots
-        inputs = slots.inputs_of(shape.num_texts, shape.num_nodes)
-        view = slots.view(shape.num_texts, shape.num_rows)
+        inputs = slots.inputs_of(shape.num_sequences, shape.num_nodes)
+        view = slots.view(shape.num_sequences, shape.num_rows)
         numbers = inputs.numbers()
         slots.move(numbers.sources, numbers.targets)
         view.rows.begin(numbers.starts, shape.num_nodes)
@@ -168,7 +170,7 @@ class SlotPasses:
         cache: Cache,
         probes: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run the model on N tokens of each of B texts, as a batch; return logits [B, N, V]."""
+        """Run the model on N tokens of each of B sequences, as a batch; return logits [B, N, V]."""
         target = self._target
         arguments: dict[str, object] = {target.cache_argument: cache, "attention_mask": masks}
         if "position_ids" in target.parameters:
@@ -196,7 +198,7 @@ def masks_of_slots(
     num_keys: int,  # T
     dtype: torch.dtype,
 ) -> Masks:
-    """Return the mask(s) [B, 1, N, T] of B texts' trees, each of which sees T rows of its own text alone.
+    """Return the mask(s) [B, 1, N, T] of B sequences' trees, each of which sees T rows of its own sequence alone.
 
     All is on the device, and nothing is read by the host.
     """

@@ -1,11 +1,11 @@
-"""The rows of several texts side by side in one storage, a slot each: the layout of batches on a GPU.
+"""The rows of several sequences side by side in one storage, a slot each: the layout of batches on a GPU.
 
-Each text has a cache over the rows of its slot, as if it were alone. A pass shows the first T rows of the first B
-slots as one batch of B texts, as stock models take it: every layer writes all new rows by one call, and attends by
-one call, in which each text sees its own rows alone.
+Each sequence has a cache over the rows of its slot, as if it were alone. A pass shows the first T rows of the first
+B slots as one batch of B sequences, as stock models take it: every layer writes all new rows by one call, and
+attends by one call, in which each sequence sees its own rows alone.
 
-Shapes: B texts of a pass, M rows of a slot, T of them shown, N nodes of each text, H key-value heads, D head
-dimension.
+Shapes: B sequences of a pass, M rows of a slot, T of them shown, N nodes of each sequence, H key-value heads, D
+head dimension.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from transformers import Cache
 from .cache import LayerShape, TreeCache
 from .static_cache import MOST_MOVED, FixedLayer, GraphCache, PassInputs, StaticStorage
 
-# The last row of a slot is no text's: padding that goes beyond the slot is written there.
+# The last row of a slot is no sequence's: padding that goes beyond the slot is written there.
 NUM_SPARE = 1
-# Rows of a slot are a multiple of this, since all texts move where a longer one comes.
+# Rows of a slot are a multiple of this, since all sequences move where a longer one comes.
 SLOT_STEP = 512
-# Most rows that one upload moves: those of one text, or a few of each.
+# Most rows that one upload moves: those of one sequence, or a few of each.
 MOST_OF_EACH = 8
 
 
 class SlotCache(GraphCache):
-    """The cache of the text in a slot, by its index."""
+    """The cache of the sequence in a slot, by its index."""
 
-    is_lasting = False  # another text takes the slot
+    is_lasting = False  # another sequence takes the slot
 
     def __init__(self, slots: Slots, index: int) -> None:
         storage = slots.parts[index]
@@ -56,7 +56,7 @@ class SlotCache(GraphCache):
 
 
 class Slots:
-    """Rows for several texts at fixed addresses; none at first.
+    """Rows for several sequences at fixed addresses; none at first.
 
     Args:
         layer_shapes: one entry a layer; None for layers that read another layer's cache.
@@ -79,11 +79,11 @@ class Slots:
 
     @property
     def capacity(self) -> int:
-        """The most rows of a text."""
+        """The most rows of a sequence."""
         return self.num_rows - NUM_SPARE
 
     def lengthen(self, capacity: int, caches: Sequence[SlotCache]) -> None:
-        """Make slots for texts of up to `capacity` rows, and move those of the caches."""
+        """Make slots for sequences of up to `capacity` rows, and move those of the caches."""
         self._make(-(-(capacity + NUM_SPARE) // SLOT_STEP) * SLOT_STEP)
         for cache in caches:
             cache.move_to(self.parts[cache.index])
@@ -94,20 +94,20 @@ class Slots:
         self.parts = [self.storage.part(slot * num_rows, num_rows) for slot in range(self.size)]
         self._views: dict[tuple[int, int], SlotsView] = {}
 
-    def view(self, num_texts: int, num_rows: int) -> SlotsView:
+    def view(self, num_sequences: int, num_rows: int) -> SlotsView:
         """Return the first T rows of the first B slots, as a pass sees them; the same object on every call."""
-        shape = (num_texts, num_rows)
+        shape = (num_sequences, num_rows)
         if shape not in self._views:
             with torch.inference_mode(False):
                 self._views[shape] = SlotsView(self, *shape)
         return self._views[shape]
 
-    def inputs_of(self, num_texts: int, num_nodes: int) -> PassInputs:
+    def inputs_of(self, num_sequences: int, num_nodes: int) -> PassInputs:
         """Return the inputs of passes over N nodes of the first B slots; the same object on every call."""
-        shape = (num_texts, num_nodes)
+        shape = (num_sequences, num_nodes)
         if shape not in self._inputs:
-            most_moved = max(MOST_MOVED, MOST_OF_EACH * num_texts)
-            self._inputs[shape] = PassInputs(num_nodes, self._device, num_texts, most_moved)
+            most_moved = max(MOST_MOVED, MOST_OF_EACH * num_sequences)
+            self._inputs[shape] = PassInputs(num_nodes, self._device, num_sequences, most_moved)
         return self._inputs[shape]
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -118,10 +118,10 @@ class Slots:
 class SlotRows:
     """The rows that a pass writes in B slots of M rows."""
 
-    def __init__(self, num_texts: int, num_rows: int, device: torch.device) -> None:
+    def __init__(self, num_sequences: int, num_rows: int, device: torch.device) -> None:
         self._last = num_rows - 1
-        self.slots = torch.arange(num_texts, device=device)[:, None]  # [B, 1]
-        self.rows = self.slots.new_empty(num_texts, 0)  # within their slots, [B, N]
+        self.slots = torch.arange(num_sequences, device=device)[:, None]  # [B, 1]
+        self.rows = self.slots.new_empty(num_sequences, 0)  # within their slots, [B, N]
 
     def begin(self, starts: torch.Tensor, num_nodes: int) -> None:
         """Let the next pass write N rows of each slot from `starts` [B] on; those beyond it go to its last row."""
@@ -152,7 +152,7 @@ class SlotsLayer(FixedLayer):
         return self.keys, self.values
 
     def get_seq_length(self, *args: object) -> int:
-        """Return the rows shown before the nodes of a pass: a number, since each text has another one."""
+        """Return the rows shown before the nodes of a pass: a number, since each sequence has another one."""
         length: int = self.keys.shape[-2] - self._rows.rows.shape[1]
         return length
 
@@ -160,14 +160,14 @@ class SlotsLayer(FixedLayer):
 class SlotsView(Cache):
     """The first T rows of the first B slots, for a pass."""
 
-    def __init__(self, slots: Slots, num_texts: int, num_rows: int) -> None:
+    def __init__(self, slots: Slots, num_sequences: int, num_rows: int) -> None:
         device, size = slots.storage.start.device, slots.num_rows
-        self.rows, self.num_rows = SlotRows(num_texts, size, device), num_rows
-        empty = torch.empty(num_texts * size, 0, 0, device=device)
+        self.rows, self.num_rows = SlotRows(num_sequences, size, device), num_rows
+        empty = torch.empty(num_sequences * size, 0, 0, device=device)
         layers = []
         for pair in slots.storage.layers:
             keys, values = (
-                part[: num_texts * size].unflatten(0, (num_texts, size))
+                part[: num_sequences * size].unflatten(0, (num_sequences, size))
                 for part in pair or (empty, empty)
             )
             layers.append(SlotsLayer(keys, values, self.rows, num_rows))

@@ -2,9 +2,9 @@
 
 A graph holds addresses, so the inputs of a pass are one tensor, uploaded in one copy. All rows of the cache exist
 from the start, passes see a bucket of them, and layers write at a position that is a tensor: shapes and addresses
-stay the same as a text grows.
+stay the same as a sequence grows.
 
-Shapes: N nodes of a draft, P nodes of its bucket, B texts, n moved rows or rows of a pass; H key-value heads, M
+Shapes: N nodes of a draft, P nodes of its bucket, B sequences, n moved rows or rows of a pass; H key-value heads, M
 rows of a view, D head dimension.
 """
 
@@ -23,22 +23,22 @@ from ...engine.tree import DraftTree
 from ...machine.hardware import uploaded, write
 from .cache import BufferShape, LayerShape, TreeCache, new_layer
 
-# Rows of a text that one upload can move; longer accepted paths off the draft's first nodes are rare.
+# Rows of a sequence that one upload can move; longer accepted paths off the draft's first nodes are rare.
 MOST_MOVED = 32
 
 
 class TextNodes(NamedTuple):
-    """The nodes of one text's draft."""
+    """The nodes of one sequence's draft."""
 
-    start: int  # rows of the text in use before the pass
+    start: int  # rows of the sequence in use before the pass
     tree: DraftTree
 
 
 class PassNumbers(NamedTuple):
     """The whole numbers of a pass's inputs."""
 
-    starts: torch.Tensor  # the first row that each text writes, [B]
-    bases: torch.Tensor  # the position of each text's root, [B]
+    starts: torch.Tensor  # the first row that each sequence writes, [B]
+    bases: torch.Tensor  # the position of each sequence's root, [B]
     sources: torch.Tensor  # rows to move before the pass, [n]; without any, row 0 to itself
     targets: torch.Tensor
     token_ids: torch.Tensor  # [B, P]
@@ -46,7 +46,7 @@ class PassNumbers(NamedTuple):
 
 
 class PassInputs:
-    """The inputs of passes over P nodes of each of B texts that change from step to step.
+    """The inputs of passes over P nodes of each of B sequences that change from step to step.
 
     Attributes:
         place: int32 numbers at a fixed address.
@@ -57,12 +57,12 @@ class PassInputs:
         self,
         num_padded: int,  # P
         device: torch.device,
-        num_texts: int = 1,  # B
+        num_sequences: int = 1,  # B
         most_moved: int = MOST_MOVED,  # n
     ) -> None:
-        self.num_texts, self.num_padded, self.most_moved = num_texts, num_padded, most_moved
-        num_nodes = num_texts * num_padded
-        self._counts = (num_texts, num_texts, most_moved, most_moved, num_nodes, num_nodes)
+        self.num_sequences, self.num_padded, self.most_moved = num_sequences, num_padded, most_moved
+        num_nodes = num_sequences * num_padded
+        self._counts = (num_sequences, num_sequences, most_moved, most_moved, num_nodes, num_nodes)
         num_bytes = 4 * sum(self._counts)
         with torch.inference_mode(False):
             self._bytes = torch.zeros(
@@ -70,7 +70,7 @@ class PassInputs:
             )
         self._place = self._bytes[:num_bytes].view(torch.int32)
         self.place = self._split(self._place)
-        shape = (num_texts, num_padded, num_padded)
+        shape = (num_sequences, num_padded, num_padded)
         self.sees = self._bytes[num_bytes:].view(torch.bool).view(shape)
 
     def numbers(self) -> PassNumbers:
@@ -79,16 +79,16 @@ class PassInputs:
 
     def upload(
         self,
-        texts: Mapping[int, TextNodes],
+        sequences: Mapping[int, TextNodes],
         moves: Sequence[tuple[int, int]],
         idle_start: int = 0,
     ) -> None:
         """Write the inputs of a pass; the host does not wait.
 
         Args:
-            texts: by their index among the B texts.
+            sequences: by their index among the B sequences.
             moves: (source, target) of up to n rows.
-            idle_start: the first row that other texts write, whose nodes say nothing.
+            idle_start: the first row that other sequences write, whose nodes say nothing.
         """
         numbers = np.zeros(sum(self._counts), dtype=np.int32)
         starts, bases, sources, targets, token_ids, depths = np.split(
@@ -97,11 +97,11 @@ class PassInputs:
         starts[:] = idle_start
         if moves:
             sources[: len(moves)], targets[: len(moves)] = zip(*moves, strict=True)
-        token_ids = token_ids.reshape(self.num_texts, self.num_padded)
-        depths = depths.reshape(self.num_texts, self.num_padded)
+        token_ids = token_ids.reshape(self.num_sequences, self.num_padded)
+        depths = depths.reshape(self.num_sequences, self.num_padded)
         # A padding node sees itself alone.
-        sees = np.eye(self.num_padded, dtype=bool)[None].repeat(self.num_texts, axis=0)
-        for index, (start, tree) in texts.items():
+        sees = np.eye(self.num_padded, dtype=bool)[None].repeat(self.num_sequences, axis=0)
+        for index, (start, tree) in sequences.items():
             num_nodes = tree.topology.num_nodes
             starts[index] = bases[index] = start
             if _is_on_host(tree):
@@ -110,13 +110,13 @@ class PassInputs:
             sees[index, :num_nodes, :num_nodes] = tree.topology.ancestor_mask.numpy()
         packed = np.concatenate((numbers.view(np.uint8), sees.view(np.uint8).ravel()))
         write(self._bytes, packed)
-        for index, (_, tree) in texts.items():
+        for index, (_, tree) in sequences.items():
             if not _is_on_host(tree):
                 self.place.token_ids[index, : tree.topology.num_nodes].copy_(tree.token_ids)
 
     def _split(self, numbers: torch.Tensor) -> PassNumbers:
         parts = PassNumbers(*numbers.split(self._counts))
-        shape = (self.num_texts, self.num_padded)
+        shape = (self.num_sequences, self.num_padded)
         return parts._replace(
             token_ids=parts.token_ids.view(shape), depths=parts.depths.view(shape)
         )
@@ -148,7 +148,7 @@ class PassRows:
 
 
 class FixedLayer(CacheLayerMixin):
-    """One layer's M rows of each text, which are there from the start, and are all shown.
+    """One layer's M rows of each sequence, which are there from the start, and are all shown.
 
     Attributes:
         keys, values: the rows shown, [B, H, M, D].
@@ -267,7 +267,7 @@ class StaticStorage:
         return self._rows.start
 
     def clear(self) -> None:
-        """Zero all rows: a mask hides an earlier text's numbers, but not a NaN."""
+        """Zero all rows: a mask hides an earlier sequence's numbers, but not a NaN."""
         for buffer in self.buffers:
             buffer.zero_()
 
@@ -300,7 +300,7 @@ class GraphCache(TreeCache):
 
     Args:
         storage: holds the rows; it serves one cache at a time.
-        capacity: rows that a text and its drafts may take; padding may write beyond them.
+        capacity: rows that a sequence and its drafts may take; padding may write beyond them.
     """
 
     def __init__(self, storage: StaticStorage, capacity: int) -> None:

@@ -24,7 +24,7 @@ from ...machine.own_forwards import OwnForwards, attending
 
 # The name under which attention is captured.
 CAPTURED = "captured"
-# Operations after which another text may go another way, or which draw numbers.
+# Operations after which another sequence may go another way, or which draw numbers.
 DATA_DEPENDENT = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,

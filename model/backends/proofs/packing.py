@@ -1,10 +1,11 @@
-"""Whether texts can share passes of a loaded model, and in which layout (`shared_passes`).
+"""Whether sequences can share passes of a loaded model, and in which layout (`shared_passes`).
 
-The config shows what depends on the whole pass, such as positions scaled by the longest text; the rest is proved: a
-shared pass over three texts must give the logits of three passes. On a CPU texts are packed; a model that makes
-other keys of those of the cache, or has an attention of its own, takes them as a batch instead, as on a GPU.
+The config shows what depends on the whole pass, such as positions scaled by the longest sequence; the rest is
+proved: a shared pass over three sequences must give the logits of three passes. On a CPU sequences are packed; a
+model that makes other keys of those of the cache, or has an attention of its own, takes them as a batch instead, as
+on a GPU.
 
-Shapes: S nodes of all texts, V vocabulary.
+Shapes: S nodes of all sequences, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...engine.batch import Batch, SharedPasses, Turn
+from ...engine.batch import Batch, Permit, SharedPasses
 from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree, TreeTopology
 from ..passes.cache import TreeCache
@@ -32,19 +33,19 @@ NAME = "packing"
 BY_LENGTH = ("dynamic", "longrope")
 # Setting of rotary embeddings whose model also scales queries by position (Ministral 3).
 SCALED_BY_POSITION = "llama_4_scaling_beta"
-# Three texts of different lengths: a tree, the root alone, a chain.
+# Three sequences of different lengths: a tree, the root alone, a chain.
 LENGTHS = (PREFIX_LENGTH, 3, PREFIX_LENGTH - 4)
 TOPOLOGIES = (
     TreeTopology.from_parents((-1, 0, 0, 1, 1, 3)),
     TreeTopology.chain(1),
     TreeTopology.chain(3),
 )
-# Of each text's cache: its prefix and the largest tree.
+# Of each sequence's cache: its prefix and the largest tree.
 ROWS = PREFIX_LENGTH + max(one.num_nodes for one in TOPOLOGIES)
 
 
 def why_not_packed(target: TargetModel) -> str:
-    """Return why several texts cannot share a pass of this model, in one line; empty if they can.
+    """Return why several sequences cannot share a pass of this model, in one line; empty if they can.
 
     Found once for a target, by a shared pass.
     """
@@ -58,7 +59,7 @@ def why_not_packed(target: TargetModel) -> str:
 
 
 def shared_passes(target: TargetModel, size: int) -> SharedPasses:
-    """Return the passes of a batch of up to `size` texts, for a model whose texts can share passes."""
+    """Return the passes of a batch of up to `size` sequences, for a model whose sequences can share passes."""
     if not target.uses_slots:
         return PackedPasses(target)
     return target.slot_passes(size) or SlotPasses(target, size)
@@ -70,9 +71,9 @@ def batch_of(
     size: int,
     budget: Any = None,
     shares_memory: bool = True,
-    turn: Turn | None = None,
+    permit: Permit | None = None,
 ) -> Batch:
-    """Return a `Batch` whose texts share passes if those of this model can; else a warning says why not."""
+    """Return a `Batch` whose sequences share passes if those of this model can; else a warning says why not."""
     reason = why_not_packed(target) if size > 1 else ""
     if reason:
         logger.warning(
@@ -81,7 +82,7 @@ def batch_of(
             reason,
         )
     passes = shared_passes(target, size) if size > 1 and not reason else None
-    return Batch(target, drafter, size, passes, budget, shares_memory, turn)
+    return Batch(target, drafter, size, passes, budget, shares_memory, permit)
 
 
 def _reason(target: TargetModel) -> str:
@@ -109,7 +110,7 @@ def _reason(target: TargetModel) -> str:
 
 @torch.inference_mode()
 def _proved(target: TargetModel) -> str:
-    """Return why a shared pass over three texts fails, or gives other logits than three passes; empty if it is
+    """Return why a shared pass over three sequences fails, or gives other logits than three passes; empty if it is
     right.
     """
     limit = target.context_limit(1)

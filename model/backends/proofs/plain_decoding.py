@@ -1,12 +1,13 @@
 """Plain decoding, with which the self-test compares drafts, of the model or of a copy with short windows.
 
-Usually its logits are those of one pass over a text. Models with code of their own (`OwnCode`) are asked token by
-token: transformers' own generation is led along the text, and shows its logits.
+Usually its logits are those of one pass over a sequence. Models with code of their own (`OwnCode`) are asked token
+by
+token: transformers' own generation is led along the sequence, and shows its logits.
 
-The windows are short in the copy, so that the self-test's short text exceeds them. The model itself stays as it is:
-other threads may run it meanwhile. The copy has modules and a config of its own, and the model's tensors.
+The windows are short in the copy, so that the self-test's short sequence exceeds them. The model itself stays as it
+is: other threads may run it meanwhile. The copy has modules and a config of its own, and the model's tensors.
 
-Shapes: L tokens of a text, V vocabulary, n tokens of a path.
+Shapes: L tokens of a sequence, V vocabulary, n tokens of a path.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..passes.masks import WINDOWS
 from ..target import TargetModel
 from .support import OwnCode, UnsupportedModelError, new_cache, uncompiled
 
-# Copies of a text that are read side by side, to see how much rounding depends on the number of rows.
+# Copies of a sequence that are read side by side, to see how much rounding depends on the number of rows.
 NUM_COPIES = 4
 
 
@@ -49,11 +50,11 @@ class PlainDecoding:
         """Return the logits [n, V] after every token of a path, the first of which is the prompt's last."""
         if self.is_stepwise and self._generates:
             return self._generated(prefix, path)
-        text = [*prefix, *path]
+        sequence = [*prefix, *path]
         num_single = len(path) if self._target.mixers else 0
         if self.is_stepwise:
             num_single = len(path) - 1
-        return plain_logits(self._target, text, num_single)[len(prefix) :]
+        return plain_logits(self._target, sequence, num_single)[len(prefix) :]
 
     def noise(self, prefix: Sequence[int], path: Sequence[int]) -> float:
         """Return the largest difference between logits of equal tokens that are read in other shapes."""
@@ -62,9 +63,9 @@ class PlainDecoding:
             return float((alone - self._generated(prefix, path, NUM_COPIES)).abs().max())
         if self.is_stepwise:
             return 0.0  # such code may make the difference
-        text = [*prefix, *path]
-        alone = plain_logits(self._target, text, len(text) - 1)
-        return float((alone - plain_logits(self._target, text)).abs().max())
+        sequence = [*prefix, *path]
+        alone = plain_logits(self._target, sequence, len(sequence) - 1)
+        return float((alone - plain_logits(self._target, sequence)).abs().max())
 
     @property
     def _generates(self) -> bool:
@@ -78,7 +79,7 @@ class PlainDecoding:
         Raises:
             UnsupportedModelError: if it fails.
         """
-        # Shares everything with the model; its settings, such as ends of the text, are the defaults.
+        # Shares everything with the model; its settings, such as ends of the sequence, are the defaults.
         model: Any = copy.copy(uncompiled(self._target.model))
         model.generation_config = GenerationConfig()
         prompt = torch.tensor([[*prefix, path[0]]] * num_copies, device=self._target.device)
@@ -119,7 +120,7 @@ def plain_logits(
 
     Args:
         target: the model.
-        token_ids: the text, L tokens.
+        token_ids: the sequence, L tokens.
         num_single: how many of the last tokens are read alone.
     """
     cache = new_cache(target.model)

@@ -224,8 +224,8 @@ def _tested(target: TargetModel, prefix_length: int) -> float:
         raise UnsupportedModelError(f"{kind}: {_why_not_lossless(target, chain)}")
     if mixers:
         probe = Probe.random(target.vocab_size, True, prefix_length)
-        text = [*probe.prefix, *probe.kept]
-        target.is_same_in_parts = _is_same_in_parts(target, text, chain.allowed)
+        sequence = [*probe.prefix, *probe.kept]
+        target.is_same_in_parts = _is_same_in_parts(target, sequence, chain.allowed)
     if not tree.is_exact:
         _use_chains(target, f"a verified tree is not lossless: {tree}")
         return chain.error
@@ -263,7 +263,7 @@ def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
 def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, Comparison]:
     """Return the comparisons of a chain and of a tree; of the chain twice, if drafts must be chains.
 
-    With states drafts also begin a text, where there is no state yet; the worse comparison counts.
+    With states drafts also begin a sequence, where there is no state yet; the worse comparison counts.
     """
     found = []
     for is_chain in (True, target.chain_only):
@@ -357,7 +357,7 @@ def expected_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
 
 
 def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float) -> bool:
-    """Whether a text has the same states read in one pass, in two, and token by token."""
+    """Whether a sequence has the same states read in one pass, in two, and token by token."""
     whole = plain_logits(target, token_ids)
     alone = plain_logits(target, token_ids, len(token_ids) - 1)
     cache, half = new_cache(target.model), len(token_ids) // 2
@@ -373,10 +373,10 @@ def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float)
 
 @contextmanager
 def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
-    text = (
+    sequence = (
         f"{kind}: comparing drafts with plain forward passes, once a model; slow on a busy machine"
     )
-    timer = Timer(SLOW_SECONDS, say, (text,))
+    timer = Timer(SLOW_SECONDS, say, (sequence,))
     timer.daemon = True
     timer.start()
     try:

@@ -49,7 +49,7 @@ CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 
 
 class UnsupportedModelError(ValueError):
-    """The model cannot be verified exactly; the text says why in one line."""
+    """The model cannot be verified exactly; the message says why in one line."""
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
@@ -204,7 +204,7 @@ def rope_border(config: Any) -> int | None:
 class KeyBorders(NamedTuple):
     """Borders that no tree may cross, of models that count keys where they mean positions.
 
-    A tree has more keys than its text has tokens, so that across a border it would get the wrong scale.
+    A tree has more keys than its sequence has tokens, so that across a border it would get the wrong scale.
     """
 
     # PhiMoE in transformers 4.57 takes its longrope scale from the number of keys; None: no border.
@@ -229,7 +229,7 @@ class KeyBorders(NamedTuple):
 def context_limit(config: Any, prompt_length: int) -> int | None:
     """Return the most tokens (prompt and new) that this prompt may grow to; None if there is no limit.
 
-    Dynamic and longrope position embeddings depend on the largest position of a call. A text that
+    Dynamic and longrope position embeddings depend on the largest position of a call. A sequence that
     crosses their border would differ from plain decoding, so the border is the limit. It also holds
     for a prompt that is one token longer: the last token is read alone, so the others would be read
     below the border.
@@ -270,7 +270,7 @@ def layers_of(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
 
 
 def eos_ids_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end a text: the generation config's, and the tokenizer's if there is one."""
+    """Return the ids that end a sequence: the generation config's, and the tokenizer's if there is one."""
     found = getattr(model.generation_config, "eos_token_id", None)
     if isinstance(found, torch.Tensor):
         found = found.flatten().tolist()

@@ -1,6 +1,7 @@
-"""States of a text: layers that keep some, whose state can be taken out, put back and branched, and all of a text.
+"""States of a sequence: layers that keep some, whose state can be taken out, put back and branched, and all of a
+sequence.
 
-A state is everything that one layer keeps of a text, whatever its length: a convolution's last
+A state is everything that one layer keeps of a sequence, whatever its length: a convolution's last
 inputs, a recurrence's sums. It can only move forward, so a state that may be needed again is copied
 before the layer reads on: after a draft tree it becomes the state after the last accepted node, and
 an earlier one is there only where `mark` has copied it.
@@ -42,7 +43,7 @@ State = dict[str, Any]
 
 
 class StateLayer(_Stock):  # type: ignore[misc]
-    """A layer's states of one text, or of several branches of it.
+    """A layer's states of one sequence, or of several branches of it.
 
     Attributes:
         linear: the state of MiniMax's layers, which know no other way to keep one; None before any token.
@@ -164,7 +165,9 @@ def own_cache_class(model: nn.Module) -> type[Any] | None:
 
 
 def new_own_cache(kind: type[Any], model: Any) -> Any:
-    """Return an empty cache of a model's own class for one text; raise ValueError if it takes unknown arguments."""
+    """Return an empty cache of a model's own class for one sequence; raise ValueError if it takes unknown
+    arguments.
+    """
     config = model.config.get_text_config(decoder=True)
     known = {
         "config": config,
@@ -264,7 +267,7 @@ class Branches:
 
 
 class TextStates:
-    """The states of a text; empty for attention alone.
+    """The states of a sequence; empty for attention alone.
 
     Args:
         layers: of the cache; those that keep states are `StateLayer`s.
@@ -353,7 +356,7 @@ class TextStates:
         return max(number for number in known if number <= wanted)
 
     def take_from(self, other: TextStates, wanted: int, length: int) -> None:
-        """Go on from another text's states after `wanted` rows, of the `length` that it has in use."""
+        """Go on from another sequence's states after `wanted` rows, of the `length` that it has in use."""
         if self.layers:
             self._set(other.copy() if wanted == length else other._marked[wanted])
 

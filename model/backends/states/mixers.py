@@ -135,7 +135,7 @@ class Levels:
             state = selected(self._states[-1], level.parents) if self._states else copied(before)
             layer.set_state(state)
             rows = partial(_rows, tree.num_nodes, level)
-            if first is not None and (self._base or depth):  # a text begins as a prompt does
+            if first is not None and (self._base or depth):  # a sequence begins as a prompt does
                 options["cache_position"] = first[:1] + depth
             outputs.append(forward(*mapped(arguments, rows), **mapped(options, rows)))
             self._states.append(layer.state())

@@ -1,4 +1,4 @@
-"""Convolutions and recurrences over a draft tree, in place of those over a text.
+"""Convolutions and recurrences over a draft tree, in place of those over a sequence.
 
 A mixer of a known kind reads a whole tree in one call: its own code runs, but where it calls a
 convolution or a recurrence over several tokens it calls these. The recurrences are those that

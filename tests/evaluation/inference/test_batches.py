@@ -93,7 +93,7 @@ def test_texts_that_cannot_share_a_pass_are_decoded_in_turn(
         monkeypatch.setattr(module, "why_not_packed", lambda target: "it is so")
     both(method, few, tmp_path)
     records = [event.record for events in packed_steps for event in events if event.record]
-    assert {record.num_texts for record in records} == {1}
+    assert {record.num_sequences for record in records} == {1}
     assert max(map(len, packed_steps)) == 3
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from model import GenerateOutput, SpeculativeDecoder, TokenRecycling
-from model.engine.text import Request
+from model.engine.sequence import Request
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.pairs import pairs
 
@@ -461,7 +461,7 @@ def test_settings_of_the_checkpoint_that_do_not_count_are_said_once(
 def test_a_text_that_is_removed_leaves_its_place_and_the_turn() -> None:
     decoder = decoder_for("recycling", *demo())
     expected = decoder.generate(PROMPTS[0], max_new_tokens=12).token_ids
-    batch = decoder.texts.batch(2)
+    batch = decoder.queue.batch(2)
     for key, prompt in enumerate(PROMPTS[:2]):
         batch.add(key, Request(demo()[1](prompt).input_ids, 12))
     found = [event.record for event in batch.step() if event.key == 0]

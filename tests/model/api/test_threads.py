@@ -273,7 +273,7 @@ def test_a_text_is_refused_while_another_is_open_and_not_continued(
     decoder = decoder_of(model, "recycling")
     prompt = tokenizer(PROMPTS[0]).input_ids
     expected = referee(decoder.target, prompt, NUM_TOKENS, eos_id=2)
-    monkeypatch.setattr("model.api.turns.PATIENCE", 0.01)
+    monkeypatch.setattr("model.api.permits.PATIENCE", 0.01)
     stream = decoder.stream(prompt, max_new_tokens=NUM_TOKENS)
     said = next(stream).token_ids
     with ThreadPoolExecutor(1) as pool:

@@ -100,7 +100,7 @@ def decoded(
 ) -> CostModel:
     """Return costs after this many steps of this many nodes, and the root-only steps that the switch asks for."""
     for _ in range(num_steps):
-        while costs.switch.is_resting:
+        while costs.switch.is_paused:
             costs.learn(1, 1, CONTEXTS[0], int(plain_milliseconds * 1e6))
         costs.learn(num_nodes, 8, CONTEXTS[0], int(milliseconds * 1e6))
     return costs

@@ -9,16 +9,16 @@ import random
 
 import pytest
 
-from model.budget.cost_model import FIRST_BALANCE, LONGEST_REST, REST, DraftingSwitch
+from model.budget.cost_model import FIRST_BALANCE, LONGEST_PAUSE, PAUSE, DraftingSwitch
 
 
 def shares(saved: list[float]) -> tuple[float, float]:
     """Return the share of root-only steps, and the root-only steps saved per step, for savings that repeat."""
     switch, num_plain, total = DraftingSwitch(), 0, 0.0
     for amount in saved:
-        if switch.is_resting:
+        if switch.is_paused:
             num_plain += 1
-            switch.rest()
+            switch.pause()
         else:
             total += amount
             switch.learn(amount)
@@ -43,15 +43,15 @@ def test_what_pays_goes_on() -> None:
 def test_after_a_rest_what_pays_again_is_found_again() -> None:
     switch = DraftingSwitch()
     for _ in range(2000):
-        switch.rest() if switch.is_resting else switch.learn(-0.5)
+        switch.pause() if switch.is_paused else switch.learn(-0.5)
     num_plain = 0
-    for _ in range(LONGEST_REST + 200):
-        num_plain += switch.is_resting
-        switch.rest() if switch.is_resting else switch.learn(0.5)
-    assert num_plain <= LONGEST_REST
+    for _ in range(LONGEST_PAUSE + 200):
+        num_plain += switch.is_paused
+        switch.pause() if switch.is_paused else switch.learn(0.5)
+    assert num_plain <= LONGEST_PAUSE
     switch.learn(-FIRST_BALANCE - 1e-6)
     num_plain = 0
-    while switch.is_resting:
+    while switch.is_paused:
         num_plain += 1
-        switch.rest()
-    assert num_plain == REST, "rests begin short again"
+        switch.pause()
+    assert num_plain == PAUSE, "rests begin short again"

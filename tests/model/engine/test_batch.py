@@ -26,7 +26,7 @@ from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import steps_of
 from model.engine.rules import SamplingRule, TokenRule
-from model.engine.text import Request
+from model.engine.sequence import Request
 from model.engine.tree import DraftTree
 from model.engine.verification import InvalidLogitsError
 from model.kernels.short_pass import short_pass_kernel
@@ -99,7 +99,7 @@ def test_texts_of_a_batch_are_those_of_the_single_loop(method: str, target: Targ
     for size in (2, 5):
         events = run(batch_of(target, drafter_for(method, target), size), texts_of())
         assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
-        shared = [step.num_texts for event in events.values() for step in event.steps]
+        shared = [step.num_sequences for event in events.values() for step in event.steps]
         assert max(shared) == size, "no pass was shared by all"
 
 
@@ -271,7 +271,7 @@ def test_shares_of_time_add_up_to_the_steps(target: TargetModel) -> None:
     while len(batch):
         records = [event.record for event in batch.step() if event.record]
         assert len({record.step_ns for record in records}) == 1
-        assert all(record.num_texts == len(records) for record in records)
+        assert all(record.num_sequences == len(records) for record in records)
         total += records[0].step_ns + sum(record.prefill_ns for record in records)
         shares += sum(record.share_ns for record in records)
     assert shares == pytest.approx(total)
@@ -287,7 +287,7 @@ def test_texts_of_a_model_that_cannot_be_packed_decode_in_turn(
     events = run(batch_of(target, drafter_for("recycling", target), 3), texts_of())
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
     assert "texts of a batch are decoded one after another, since " in caplog.text
-    assert {step.num_texts for event in events.values() for step in event.steps} == {1}
+    assert {step.num_sequences for event in events.values() for step in event.steps} == {1}
 
 
 class GivenBudget(BatchBudget):
@@ -300,7 +300,7 @@ class GivenBudget(BatchBudget):
     def learn(self, *figures: Any) -> None:
         """Do nothing."""
 
-    def is_resting(self, num_texts: int) -> bool:
+    def is_paused(self, num_sequences: int) -> bool:
         return False
 
 
@@ -326,6 +326,10 @@ def test_the_likeliest_nodes_of_all_texts_are_taken() -> None:
     budget = GivenBudget(
         CostModel((1, 2, 3, 4, 5, 6, 8), *[(1.0, 1.0, 1.1, 1.1, 1.2, 4.0, 9.0)] * 2)
     )
-    assert budget.share([[0.9, 0.2], [0.8, 0.7, 0.1], []], num_texts=3, context=100) == [1, 1, 0]
-    assert budget.share([[0.5, 0.5], [0.5]], num_texts=2, context=100) == [2, 1]
-    assert budget.share([], num_texts=2, context=100) == []
+    assert budget.share([[0.9, 0.2], [0.8, 0.7, 0.1], []], num_sequences=3, context=100) == [
+        1,
+        1,
+        0,
+    ]
+    assert budget.share([[0.5, 0.5], [0.5]], num_sequences=2, context=100) == [2, 1]
+    assert budget.share([], num_sequences=2, context=100) == []

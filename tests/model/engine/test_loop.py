@@ -214,9 +214,9 @@ class EveryOtherRests(CostModel):
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Rest after every step that was no rest."""
-        if self.switch.is_resting:
-            while self.switch.is_resting:
-                self.switch.rest()
+        if self.switch.is_paused:
+            while self.switch.is_paused:
+                self.switch.pause()
         else:
             self.switch.learn(-2 * FIRST_BALANCE)
 

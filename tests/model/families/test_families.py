@@ -21,7 +21,7 @@ from model.backends.proofs.support import UnsupportedModelError, new_cache
 from model.backends.target import TargetModel
 from model.engine.batch import run
 from model.engine.loop import generate
-from model.engine.text import Request
+from model.engine.sequence import Request
 from tests.model.decoded import (
     BY_NAME,
     drafter_for,

@@ -18,8 +18,8 @@ from model.budget.paced import CostAwareDrafter, PacedDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
+from model.engine.sequence import Request, RunningSequence
 from model.engine.step import Generation, StepRecord, StepTimer
-from model.engine.text import Request, Text
 from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import SpsDrafter
@@ -66,19 +66,19 @@ def expected(place: int) -> list[int]:
     return referee(target_of(LLAMA), PROMPTS[place], LENGTH)
 
 
-def concluded(text: Text, tree: DraftTree) -> StepRecord:
+def concluded(text: RunningSequence, tree: DraftTree) -> StepRecord:
     """Verify a draft, and return the step."""
     logits, hidden = text.forward(tree)
     return text.conclude(tree, logits, hidden, StepTimer())
 
 
-def proposed(text: Text) -> Callable[[], DraftTree]:
+def proposed(text: RunningSequence) -> Callable[[], DraftTree]:
     """Let a text propose."""
     tree = text.propose()
     return lambda: tree
 
 
-def half_of_the_offer(text: Text) -> Callable[[], DraftTree]:
+def half_of_the_offer(text: RunningSequence) -> Callable[[], DraftTree]:
     """Let a text offer nodes, of which it will take half."""
     gains = text.offer(12, 0.0)
     if gains is None:
@@ -89,7 +89,7 @@ def half_of_the_offer(text: Text) -> Callable[[], DraftTree]:
 @torch.inference_mode()
 def interleaved(
     drafters: Sequence[Drafter],
-    draft: Callable[[Text], Callable[[], DraftTree]] = proposed,
+    draft: Callable[[RunningSequence], Callable[[], DraftTree]] = proposed,
     on_start: Callable[[Drafter], object] = lambda drafter: None,
 ) -> list[Generation]:
     """Decode all prompts side by side, each begun two steps after the one before.
@@ -98,7 +98,7 @@ def interleaved(
     """
     target = target_of(LLAMA)
     waiting = list(zip(drafters, PROMPTS, strict=True))
-    texts: list[Text] = []
+    texts: list[RunningSequence] = []
     found: list[Generation] = []
     num_steps = 0
     while waiting or any(text.stop_reason is None for text in texts):
@@ -106,7 +106,7 @@ def interleaved(
             drafter, prompt = waiting.pop(0)
             on_start(drafter)
             request = Request(prompt, LENGTH).checked(target, drafter.needs.overrun)
-            texts.append(Text(target, drafter, request))
+            texts.append(RunningSequence(target, drafter, request))
             found.append(Generation())
             for _ in texts[-1].read_prompt():
                 pass

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
+from model.engine.sequence import Request
 from model.engine.step import StepRecord
-from model.engine.text import Request
 from model.engine.tree import DraftTree
 from model.serve.decoding import DecodingThread, Job
 from tests.model.api.test_decoder import decoder_for, demo

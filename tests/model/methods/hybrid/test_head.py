@@ -14,8 +14,8 @@ import torch
 from model.budget.best_first import ANY_TOKEN, Guesses
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
+from model.engine.sequence import Request, RunningSequence
 from model.engine.step import StepTimer
-from model.engine.text import Request, Text
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import GUIDES, HybridConfig, HybridDrafter
 from tests.model.decoded import heads_folder, random_ids, referee, target_of
@@ -52,11 +52,11 @@ def test_the_text_is_that_of_generate_whatever_heads_guess(method: str) -> None:
 @torch.inference_mode()
 def test_heads_read_on_in_steps_without_a_draft() -> None:
     target, drafter = target_of(LLAMA), with_head("eagle")
-    text = Text(target, drafter, Request(PROMPT, 30).checked(target))
+    text = RunningSequence(target, drafter, Request(PROMPT, 30).checked(target))
     for _ in text.read_prompt():
         pass
     while text.stop_reason is None:
-        tree = text.rest() if text.num_new % 2 else text.propose()
+        tree = text.pause() if text.num_new % 2 else text.propose()
         text.conclude(tree, *text.forward(tree), StepTimer())
     assert text.tokens[len(PROMPT) :] == referee(target, PROMPT, 30)
 

@@ -90,7 +90,7 @@ def test_drafts_are_those_of_a_slow_search(seed: int, tmp_path: Path) -> None:
 
 
 def test_a_trace_of_the_authors_code(tmp_path: Path) -> None:
-    """Worked out from DraftRetriever/src/lib.rs of FasterDecoding/REST, `Reader::search`."""
+    """Worked out from DraftRetriever/src/lib.rs of FasterDecoding/PAUSE, `Reader::search`."""
     corpus = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 6, 7, 9, 2, 8]
     # "9 1 2" does not occur; "1 2" does, three times: 3 4 1, 3 5 1 and 6 7 9 follow. "2" alone is not asked.
     text = [9, 1, 2]

@@ -1,7 +1,7 @@
-"""A text under way: what was asked for, its tokens, its cache and its drafter.
+"""A sequence under way: what was asked for, its tokens, its cache and its drafter.
 
-A step is `propose` (or `offer` and `take`, or `rest`), a pass, `conclude`; another order is refused. The loop
-of one text (`model.engine.loop`) and that of several (`model.engine.batch`) are both built on it. The prompt is
+A step is `propose` (or `offer` and `take`, or `pause`), a pass, `conclude`; another order is refused. The loop
+of one sequence (`model.engine.loop`) and that of several (`model.engine.batch`) are both built on it. The prompt is
 read up to its last token, which is the first tree's root, so that acceptance lengths sum exactly to the number of
 new tokens.
 
@@ -30,13 +30,13 @@ from .verification import Acceptance, ReferenceRows, verify
 
 
 class Request(NamedTuple):
-    """A text that is asked for, on its way from a caller to its last step. Limits are in tokens."""
+    """A sequence that is asked for, on its way from a caller to its last step. Limits are in tokens."""
 
     prompt_ids: Sequence[int]  # at least one
     max_new_tokens: int  # exact for every method
-    eos_ids: Collection[int] = ()  # that end the text; the one that ends it is emitted
+    eos_ids: Collection[int] = ()  # that end the sequence; the one that ends it is emitted
     rule: TokenRule | None = None  # None for greedy decoding, else how each token is chosen
-    # Asked after every new token, with the text so far, whether it ends the text.
+    # Asked after every new token, with the sequence so far, whether it ends the sequence.
     stop: Callable[[Sequence[int]], bool] | None = None
     # Prompt and answer together. This and what follows is found by `checked`.
     context: int = 0
@@ -87,7 +87,7 @@ class Request(NamedTuple):
     def stop_reason(self, acceptance: Acceptance, num_emitted: int) -> str | None:
         """Return why the loop ends after `num_emitted` tokens, None if it goes on.
 
-        The limit is checked before an end-of-text bonus token, as in the published loop.
+        The limit is checked before an end-of-sequence bonus token, as in the published loop.
         """
         if num_emitted >= self.num_total:
             return "criteria" if acceptance.is_stopped else self.name
@@ -110,27 +110,27 @@ class Request(NamedTuple):
         return "criteria" if is_stopped else None
 
 
-# Where a text stands within a step.
+# Where a sequence stands within a step.
 READING, READY, OFFERED, DRAFTED, IN_PASS = "prompt", "ready", "offered", "drafted", "in a pass"
 
 
 class WrongOrderError(RuntimeError):
-    """A call of a text came where another must come first."""
+    """A call of a sequence came where another must come first."""
 
 
-class Text:
-    """A text that is decoded step by step.
+class RunningSequence:
+    """A sequence that is decoded step by step.
 
     Args:
         target: the model.
-        drafter: drafts for this text alone until it ends.
+        drafter: drafts for this sequence alone until it ends.
         request: what was asked for, checked.
         cache: may hold the first rows of the prompt, and has room for `rows_for`; None: a new one.
 
     Attributes:
         tokens: prompt and answer so far.
         cache: rows of all tokens but the last.
-        stop_reason: None while the text goes on, else as in `StepRecord`.
+        stop_reason: None while the sequence goes on, else as in `StepRecord`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Text:
             cache = target.new_cache(rows_for(request, drafter))
         self.cache = cache
         self._reference = ReferenceRows(target, self.cache, len(self.tokens))
-        self._needs: Needs | None = None  # of the step under way, if it rests
+        self._needs: Needs | None = None  # of the step under way, if it pauses
         self._margin = 0.0  # of near-ties in this step
         self._stage = READING
         drafter.start(request.prompt_ids)
@@ -188,8 +188,8 @@ class Text:
     def _go(self, came_from: str, to: str) -> None:
         if self._stage != came_from:
             raise WrongOrderError(
-                f"text: is {self._stage}; allowed: {came_from} (read the prompt; propose, rest, or offer and take; "
-                "a pass; conclude)"
+                f"text: is {self._stage}; allowed: {came_from} (read the prompt; propose, pause, or offer and "
+                "take; a pass; conclude)"
             )
         self._stage = to
 
@@ -221,14 +221,14 @@ class Text:
         self._go(OFFERED, DRAFTED)
         return _checked(self.drafter.take(count), self.budget)
 
-    def rest(self) -> DraftTree:
+    def pause(self) -> DraftTree:
         """Return the root alone, in place of `propose`; the drafter only takes note of the new token."""
         self._go(READY, DRAFTED)
         self._needs = replace(self.drafter.needs, num_candidates=0, logit_samples=False)
         return DraftTree.chain(self.tokens[-1:])
 
     def before_pass(self, tree: DraftTree, is_plain: bool = True) -> None:
-        """Prepare for a pass over this draft; it is not plain if texts share it (`SharedPasses.is_plain`)."""
+        """Prepare for a pass over this draft; it is not plain if sequences share it (`SharedPasses.is_plain`)."""
         self._go(DRAFTED, IN_PASS)
         self._margin = self._reference.margin_of(tree, self.cache.length, is_plain)
 
@@ -325,5 +325,5 @@ def _checked(tree: DraftTree, budget: DraftBudget) -> DraftTree:
 
 
 def rows_for(request: Request, drafter: Drafter) -> int:
-    """Return the rows that a text's cache needs: prompt, answer and one draft tree."""
+    """Return the rows that a sequence's cache needs: prompt, answer and one draft tree."""
     return len(request.prompt_ids) + request.num_total + drafter.max_nodes

@@ -11,31 +11,31 @@ import pytest
 import torch
 
 from model.backends.target import TargetModel
+from model.engine.sequence import Request, RunningSequence, WrongOrderError
 from model.engine.step import StepTimer
-from model.engine.text import Request, Text, WrongOrderError
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 PROMPT = random_ids(9)
 
 
 @pytest.fixture
-def text() -> Text:
+def text() -> RunningSequence:
     """Return a text of which nothing is read."""
     target = TargetModel(target_of("Llama, grouped heads").model)
     request = Request(PROMPT, 8).checked(target)
-    return Text(target, drafter_for("pld", target), request)
+    return RunningSequence(target, drafter_for("pld", target), request)
 
 
-def concluded(text: Text) -> None:
+def concluded(text: RunningSequence) -> None:
     tree = text.propose()
     text.conclude(tree, *text.forward(tree), StepTimer())
 
 
 @torch.inference_mode()
-def test_a_step_after_a_step_is_in_order(text: Text) -> None:
+def test_a_step_after_a_step_is_in_order(text: RunningSequence) -> None:
     assert sum(text.read_prompt()) == len(PROMPT) - 1
     concluded(text)
-    text.rest()
+    text.pause()
     assert text.num_new >= 1
 
 
@@ -43,8 +43,8 @@ def test_a_step_after_a_step_is_in_order(text: Text) -> None:
     "calls",
     [
         lambda text: text.propose(),
-        lambda text: (*text.read_prompt(), text.forward(text.rest()), text.propose()),
-        lambda text: (*text.read_prompt(), text.propose(), text.rest()),
+        lambda text: (*text.read_prompt(), text.forward(text.pause()), text.propose()),
+        lambda text: (*text.read_prompt(), text.propose(), text.pause()),
         lambda text: (*text.read_prompt(), text.take(1)),
         lambda text: (*text.read_prompt(), text.propose(), text.offer(1, 0.0)),
         lambda text: (*text.read_prompt(), concluded(text), [*text.read_prompt()]),
@@ -64,6 +64,8 @@ def test_a_step_after_a_step_is_in_order(text: Text) -> None:
     ],
 )
 @torch.inference_mode()
-def test_another_order_is_refused_in_one_line(text: Text, calls: Callable[[Text], object]) -> None:
+def test_another_order_is_refused_in_one_line(
+    text: RunningSequence, calls: Callable[[RunningSequence], object]
+) -> None:
     with pytest.raises(WrongOrderError, match=r"^text: is [^\n]*; allowed: [^\n]*$"):
         calls(text)
