@@ -67,22 +67,23 @@ def read_out(
     """
     if logits.device.type != "cpu":
         tokens = None if tree.token_ids.device.type == "cpu" else tree.token_ids
-        packed = packed_read_out(logits, num_candidates, with_samples, tokens)
+        joined = joined_read_out(logits, num_candidates, with_samples, tokens)
         count = min(num_candidates, logits.shape[-1])
-        return unpacked(tree, downloaded(packed), count, tokens is not None)
+        return split_read_out(tree, downloaded(joined), count, tokens is not None)
     values, token_ids = _likeliest(logits, num_candidates)
     logit_samples = logit_samples_of(logits) if with_samples else None
     found = Candidates(token_ids.tolist(), values.tolist())
     return ReadOut(tree.token_ids.tolist(), found, logit_samples)
 
 
-def packed_read_out(
+def joined_read_out(
     logits: torch.Tensor,
     num_candidates: int,
     with_samples: bool = False,
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the input of `unpacked`, on the device of the logits [N, V], as one int32 tensor with a row a node.
+    """Return the input of `split_read_out`, on the device of the logits [N, V], as one int32 tensor with a row a
+    node.
 
     Columns: candidates [N, k], their logits [N, k], logit samples [N, S] if wanted, and the nodes' tokens [N]
     if they are given.
@@ -97,16 +98,16 @@ def packed_read_out(
     return torch.cat(parts, dim=1)
 
 
-def unpacked(
-    tree: DraftTree, packed: torch.Tensor, num_candidates: int, has_tokens: bool
+def split_read_out(
+    tree: DraftTree, joined: torch.Tensor, num_candidates: int, has_tokens: bool
 ) -> ReadOut:
-    """Undo `packed_read_out` on the host; the rows of the tree's nodes are the first ones."""
-    count, end = num_candidates, packed.shape[1] - has_tokens
-    packed = packed[: tree.topology.num_nodes]
-    tokens = packed[:, end] if has_tokens else tree.token_ids
-    values = packed[:, count : 2 * count].view(torch.float32)
-    logit_samples = packed[:, 2 * count : end].view(torch.float32)
-    found = Candidates(packed[:, :count].tolist(), values.tolist())
+    """Undo `joined_read_out` on the host; the rows of the tree's nodes are the first ones."""
+    count, end = num_candidates, joined.shape[1] - has_tokens
+    joined = joined[: tree.topology.num_nodes]
+    tokens = joined[:, end] if has_tokens else tree.token_ids
+    values = joined[:, count : 2 * count].view(torch.float32)
+    logit_samples = joined[:, 2 * count : end].view(torch.float32)
+    found = Candidates(joined[:, :count].tolist(), values.tolist())
     return ReadOut(tokens.tolist(), found, logit_samples if logit_samples.shape[1] else None)
 
 

@@ -21,10 +21,11 @@ The model stays unchanged: its layers use the kernel only within `for_rows`. Sum
 rounding, as in any pass over several rows. In float32 near-ties are decided with the original
 layers (`reference`). In half precision near-ties may fall either way, for all methods alike.
 
-Weights may stay in blocks of a few bits, as a GGUF file or torchao has them (`PackedLinear`). The kernel unpacks
-the blocks as it multiplies (`packed_weights.h`), so a pass reads only their bytes. Its products have the bits of
-the same kernel's with the unpacked weights: in float32, or, for rows in bfloat16 on a processor with units for
-it, in bfloat16. A row has the same bits beside any others. The layers' own forward is that kernel, for prompts
+Weights may stay in blocks of a few bits, as a GGUF file or torchao has them (`QuantisedLinear`). The kernel
+dequantises the blocks as it multiplies (`quantised_weights.h`), so a pass reads only their bytes. Its products have
+the bits of the same kernel's with the dequantised weights: in float32, or, for rows in bfloat16 on a processor with
+units for it, in bfloat16. A row has the same bits beside any others. The layers' own forward is that kernel, for
+prompts
 too: a model of them is a stock model, and all that runs it computes alike.
 """
 
@@ -55,12 +56,12 @@ INT8 = (32, 36)
 NUMBERS = {size: numbers for numbers, size in (*TYPES.values(), INT8)}
 
 
-class _Packed(nn.Module):
-    """The blocks of a weight; a `state_dict` has the unpacked one, under the usual name.
+class _Quantised(nn.Module):
+    """The blocks of a weight; a `state_dict` has the dequantised one, under the usual name.
 
     Args:
         blocks: [O, blocks of a row, bytes of a block], uint8.
-        dtype: of the unpacked weight.
+        dtype: of the dequantised weight.
 
     Raises:
         RuntimeError: if the kernel is not available.
@@ -71,7 +72,7 @@ class _Packed(nn.Module):
     def __init__(self, blocks: torch.Tensor, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
         if not short_pass_kernel():
-            raise RuntimeError("packed weights need their kernel, which is not available here")
+            raise RuntimeError("quantised weights need their kernel, which is not available here")
         self.register_buffer("blocks", blocks, persistent=False)
         # Follows the model when it is cast.
         self.register_buffer("_like", torch.empty(0, dtype=dtype), persistent=False)
@@ -84,11 +85,11 @@ class _Packed(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The whole weight, unpacked anew at each call."""
-        return self._unpacked(self.blocks)
+        """The whole weight, dequantised anew at each call."""
+        return self._dequantised(self.blocks)
 
-    def _unpacked(self, blocks: torch.Tensor) -> torch.Tensor:
-        numbers: torch.Tensor = torch.ops.token_recycling.unpacked(blocks, self._like.dtype)
+    def _dequantised(self, blocks: torch.Tensor) -> torch.Tensor:
+        numbers: torch.Tensor = torch.ops.token_recycling.dequantised(blocks, self._like.dtype)
         return numbers
 
     def extra_repr(self) -> str:
@@ -101,16 +102,16 @@ class _Packed(nn.Module):
     def _load_from_state_dict(self, state: Any, prefix: str, *others: Any) -> None:
         *_, errors = others
         errors.append(
-            f"{prefix}weight: its weights are packed and cannot be replaced; allowed: a model that was loaded "
+            f"{prefix}weight: its weights are quantised and cannot be replaced; allowed: a model that was loaded "
             "with dequantised weights"
         )
 
 
-class PackedLinear(_Packed, nn.Linear):  # type: ignore[override]
-    """A linear layer with packed weights.
+class QuantisedLinear(_Quantised, nn.Linear):  # type: ignore[override]
+    """A linear layer with quantised weights.
 
     Args:
-        blocks, dtype: as `_Packed`.
+        blocks, dtype: as `_Quantised`.
         bias: [O] or None.
     """
 
@@ -126,8 +127,8 @@ class PackedLinear(_Packed, nn.Linear):  # type: ignore[override]
         return outputs
 
 
-class PackedEmbedding(_Packed, nn.Embedding):  # type: ignore[override]
-    """An embedding with packed weights; only the rows that are asked for are unpacked."""
+class QuantisedEmbedding(_Quantised, nn.Embedding):  # type: ignore[override]
+    """An embedding with quantised weights; only the rows that are asked for are dequantised."""
 
     def __init__(self, blocks: torch.Tensor, dtype: torch.dtype) -> None:
         super().__init__(blocks, dtype)
@@ -135,25 +136,27 @@ class PackedEmbedding(_Packed, nn.Embedding):  # type: ignore[override]
         self.padding_idx = self.max_norm = None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self._unpacked(self.blocks[ids.reshape(-1)])
+        rows = self._dequantised(self.blocks[ids.reshape(-1)])
         return rows.reshape(*ids.shape, self.embedding_dim)
 
 
-def packed_weights(model: nn.Module) -> list[torch.Tensor]:
-    """Return the blocks of a model's packed layers, those of tied layers once."""
-    packed = (module for module in model.modules() if isinstance(module, _Packed))
-    return [*{id(module.blocks): module.blocks for module in packed}.values()]
+def quantised_weights(model: nn.Module) -> list[torch.Tensor]:
+    """Return the blocks of a model's quantised layers, those of tied layers once."""
+    quantised = (module for module in model.modules() if isinstance(module, _Quantised))
+    return [*{id(module.blocks): module.blocks for module in quantised}.values()]
 
 
 def num_weights(model: nn.Module) -> int:
-    """Return the number of weights of a model or layer, packed or not."""
-    packed = sum(len(one) * one.shape[1] * NUMBERS[one.shape[2]] for one in packed_weights(model))
-    return packed + sum(parameter.numel() for parameter in model.parameters())
+    """Return the number of weights of a model or layer, quantised or not."""
+    quantised = sum(
+        len(one) * one.shape[1] * NUMBERS[one.shape[2]] for one in quantised_weights(model)
+    )
+    return quantised + sum(parameter.numel() for parameter in model.parameters())
 
 
 def stored(module: Any) -> torch.Tensor:
-    """Return the tensor that holds a layer's weight, packed or not: it has the weight's rows and its device."""
-    weight: torch.Tensor = module.blocks if isinstance(module, _Packed) else module.weight
+    """Return the tensor that holds a layer's weight, quantised or not: it has the weight's rows and its device."""
+    weight: torch.Tensor = module.blocks if isinstance(module, _Quantised) else module.weight
     return weight
 
 
@@ -173,7 +176,7 @@ class LinearKernels:
         layers: the layers that use it, of one dtype.
         most_rows: largest number of rows for which they use it.
         forward: the function that computes a layer.
-        packed: weights of layers that compute by the kernel themselves (`packed.py`).
+        quantised: weights of layers that compute by the kernel themselves (`quantised.py`).
     """
 
     def __init__(
@@ -181,15 +184,15 @@ class LinearKernels:
         layers: Sequence[nn.Linear],
         most_rows: int = sys.maxsize,
         forward: Forward = few_rows,
-        packed: Sequence[torch.Tensor] = (),
+        quantised: Sequence[torch.Tensor] = (),
     ) -> None:
         has_exact = any(is_exact(layer.weight.dtype) for layer in layers)
         # The bytes of their blocks: passes over fewer bits cost less.
-        of_packed = [f"packed-{size}" for size in sorted({one.shape[2] for one in packed})]
-        names = [*(["few-rows"] if layers else []), *of_packed]
+        of_quantised = [f"packed-{size}" for size in sorted({one.shape[2] for one in quantised})]
+        names = [*(["few-rows"] if layers else []), *of_quantised]
         self.name = "+".join(names) or "as-they-are"
         self.is_plain = not has_exact
-        self._packed = tuple(packed)
+        self._quantised = tuple(quantised)
         # Methods: a deep copy of the model gets functions of its own layers.
         self._forwards = OwnForwards({layer: MethodType(forward, layer) for layer in layers})
         self._most_rows, self._forward = most_rows, forward
@@ -201,15 +204,15 @@ class LinearKernels:
     def without(self, modules: Container[nn.Module]) -> LinearKernels:
         """Return the kernels of those layers that are not among these modules."""
         layers = [layer for layer in self if layer not in modules]
-        return LinearKernels(layers, self._most_rows, self._forward, self._packed)
+        return LinearKernels(layers, self._most_rows, self._forward, self._quantised)
 
     def __bool__(self) -> bool:
-        return bool(self._forwards or self._packed)
+        return bool(self._forwards or self._quantised)
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """The weights that the kernel reads, packed ones included."""
-        return [*(layer.weight for layer in self), *self._packed]
+        """The weights that the kernel reads, quantised ones included."""
+        return [*(layer.weight for layer in self), *self._quantised]
 
     def for_rows(self, num_rows: int, in_reference: bool = False) -> OwnForwards:
         """Return the functions of a pass over `num_rows` rows; in reference arithmetic those of plain decoding."""
@@ -224,11 +227,11 @@ class LinearKernels:
 def linear_kernels(model: nn.Module, dtype: torch.dtype) -> LinearKernels:
     """Return the kernels of a model's linear layers on this machine."""
     layers = suitable_layers(model)
-    packed = packed_weights(model)
+    quantised = quantised_weights(model)
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS or dtype not in DTYPES or not short_pass_kernel():
         layers = []
-    return LinearKernels(layers, most_rows(dtype), packed=packed)
+    return LinearKernels(layers, most_rows(dtype), quantised=quantised)
 
 
 def most_rows(dtype: torch.dtype) -> int:

@@ -5,7 +5,7 @@
 // wide layers are processed in blocks and many rows some at a time, so that they stay in the nearest cache. An
 // output is one sum over the inputs, in the same order for any number of rows, so that the bits of a row do not
 // depend on the rows beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
-// Weights may lie in blocks of a few bits (packed_weights.h): they are unpacked as they are multiplied.
+// Weights may lie in blocks of a few bits (quantised_weights.h): they are dequantised as they are multiplied.
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "packed_weights.h"
+#include "quantised_weights.h"
 #include "program.h"
 #include "row_operations.h"
 #include "short_attention.h"
@@ -122,19 +122,19 @@ void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int
   }
 }
 
-// A layer's weights [O, I], as numbers or in blocks (packed_weights.h), bias [O] or none, and outputs [..., O].
+// A layer's weights [O, I], as numbers or in blocks (quantised_weights.h), bias [O] or none, and outputs [..., O].
 struct Layer {
   at::Tensor weight, bias, outputs;
 };
 
-bool is_packed(const at::Tensor& weight) { return weight.scalar_type() == at::kByte && weight.dim() == 3; }
+bool is_quantised(const at::Tensor& weight) { return weight.scalar_type() == at::kByte && weight.dim() == 3; }
 
 // How inputs [n, I] are cut into blocks.
 template <typename X>
 struct Blocks {
   const X* x;
   int64_t n, I;
-  // As few blocks as possible, equally wide, in whole cache lines and in whole parts of packed weights.
+  // As few blocks as possible, equally wide, in whole cache lines and in whole parts of quantised weights.
   int64_t block = at::divup(at::divup(I, at::divup(I * sizeof(X), BLOCK_BYTES)), PART) * PART;
   // Rows whose inputs of a block stay in the nearest cache, in whole tiles.
   int64_t near = at::divup(NEAR_BYTES / (block * sizeof(X)), TILE_ROWS) * TILE_ROWS;
@@ -173,10 +173,10 @@ void add_numbers(const Blocks<Input<T>>& inputs, const T* w, int64_t first, int6
 
 // The same for weights in blocks.
 template <typename T, typename Block>
-void add_packed(const Blocks<Input<T>>& inputs, Bytes w, int64_t first, int64_t last, float* sums) {
-  static constexpr auto BY_ROWS = packed_bands<T, Block>(std::make_index_sequence<PACKED_ROWS>());
+void add_quantised(const Blocks<Input<T>>& inputs, Bytes w, int64_t first, int64_t last, float* sums) {
+  static constexpr auto BY_ROWS = quantised_bands<T, Block>(std::make_index_sequence<QUANTISED_ROWS>());
   const auto [x, n, I, block, near] = inputs;
-  const int64_t size = at::divup(n, at::divup(n, PACKED_ROWS));
+  const int64_t size = at::divup(n, at::divup(n, QUANTISED_ROWS));
   for (int64_t r = 0; r < n; r += size) {
     const Bytes of_band = w + first * row_bytes<Block>(I);
     BY_ROWS[std::min(size, n - r) - 1](x + r * I, of_band, last - first, sums + r * BAND, BAND, block, I);
@@ -184,7 +184,7 @@ void add_packed(const Blocks<Input<T>>& inputs, Bytes w, int64_t first, int64_t 
 }
 
 // Compute the outputs of layers that share their inputs, with rows and outputs of dtype T.
-template <typename T, bool IS_PACKED>
+template <typename T, bool IS_QUANTISED>
 void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
   using X = Input<T>;
   const int64_t I = rows.size(-1), n = rows.numel() / I;
@@ -198,10 +198,10 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
     for (int64_t first = begin; first < end; first += BAND) {
       const int64_t last = std::min(first + BAND, end);
       std::fill_n(sums, n * BAND, 0.0f);
-      if constexpr (IS_PACKED) {
+      if constexpr (IS_QUANTISED) {
         for_blocks(layer.weight.size(2), [&](auto block) {
           const Bytes w = layer.weight.const_data_ptr<uint8_t>();
-          add_packed<T, decltype(block)>(blocks, w, first, last, sums);
+          add_quantised<T, decltype(block)>(blocks, w, first, last, sums);
         });
       } else {
         add_numbers(blocks, layer.weight.const_data_ptr<T>(), first, last, sums);
@@ -231,12 +231,12 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
 void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
   for_dtype(rows.scalar_type(), "few_rows", [&](auto number) {
     using T = decltype(number);
-    const bool packed = is_packed(layers.front().weight);
+    const bool quantised = is_quantised(layers.front().weight);
     for (const Layer& layer : layers) {
       TORCH_CHECK(
-          is_packed(layer.weight) == packed, "few_rows: got packed and other weights; allowed: weights of one kind a call");
+          is_quantised(layer.weight) == quantised, "few_rows: got quantised and other weights; allowed: weights of one kind a call");
     }
-    packed ? multiply<T, true>(rows, layers) : multiply<T, false>(rows, layers);
+    quantised ? multiply<T, true>(rows, layers) : multiply<T, false>(rows, layers);
   });
 }
 
@@ -244,7 +244,7 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
 Layer layer_for(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const auto dtype = rows.scalar_type();
   int64_t I = 0;
-  if (is_packed(weight)) {
+  if (is_quantised(weight)) {
     for_blocks(weight.size(2), [&](auto block) { I = weight.size(1) * decltype(block)::SIZE; });
   } else if (weight.scalar_type() == dtype && weight.dim() == 2) {
     I = weight.size(1);
@@ -277,14 +277,14 @@ std::vector<at::Tensor> linears(const at::Tensor& rows, at::TensorList weights) 
 }
 
 // The numbers [O, I] of weights in blocks.
-at::Tensor unpacked(const at::Tensor& weight, at::ScalarType dtype) {
+at::Tensor dequantised(const at::Tensor& weight, at::ScalarType dtype) {
   const at::Tensor blocks = weight.contiguous();
   at::Tensor numbers;
   for_blocks(weight.size(2), [&](auto block) {
     using Block = decltype(block);
     const int64_t O = weight.size(0), I = weight.size(1) * Block::SIZE, stride = row_bytes<Block>(I);
     numbers = at::empty({O, I}, weight.options().dtype(dtype));
-    for_dtype(dtype, "unpacked", [&](auto number) {
+    for_dtype(dtype, "dequantised", [&](auto number) {
       using T = decltype(number);
       const Bytes from = blocks.const_data_ptr<uint8_t>();
       T* to = numbers.mutable_data_ptr<T>();
@@ -373,7 +373,7 @@ TORCH_LIBRARY(token_recycling, library) {
       "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal=False) -> Tensor",
       {at::Tag::flexible_layout});
   library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]");
-  library.def("unpacked(Tensor weight, ScalarType dtype) -> Tensor");
+  library.def("dequantised(Tensor weight, ScalarType dtype) -> Tensor");
   library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor");
   library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor");
   library.def(
@@ -400,7 +400,7 @@ TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
   library.impl("captured_update", captured_update);
   library.impl("captured_attention", captured_attention);
   library.impl("few_rows_of_layers", linears);
-  library.impl("unpacked", unpacked);
+  library.impl("dequantised", dequantised);
   library.impl("norm", few_rows::norm);
   library.impl("rotate", few_rows::rotate);
   library.impl("attend", few_rows::attend);

@@ -20,7 +20,7 @@ from model.budget.measure import draft_of, time_pass
 from model.commands.model_options import nvidia_driver
 from model.engine.loop import decode
 from model.engine.step import PARTS
-from model.kernels.linear import packed_weights, stored
+from model.kernels.linear import quantised_weights, stored
 from model.kernels.norms import has_fused_rms_norm
 from model.kernels.registered_attention import sdpa_backends
 from model.machine.timing import seconds_of
@@ -156,7 +156,7 @@ def _bytes_of_token(target: TargetModel, context: int) -> int:
     """Return the bytes of weights and cache that one token of plain decoding reads at a context length."""
     embedding = stored(target.model.get_input_embeddings())
     head = target.model.get_output_embeddings()
-    tensors = (*target.model.parameters(), *packed_weights(target.model))
+    tensors = (*target.model.parameters(), *quantised_weights(target.model))
     weights = sum(tensor.nbytes for tensor in tensors)
     if head is None or stored(head) is not embedding:
         # An untied embedding gives one row a token; a tied one is read whole as the output head.

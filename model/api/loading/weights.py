@@ -2,7 +2,7 @@
 
 Weights stay in the bits of their file, which the kernel for a few rows reads (`kernels/linear.py`), or are plain
 numbers. torchao keeps int8 weights, and on a CPU int4 weights too, as whole numbers of eight bits with a scale for
-each group of inputs (torchao 0.18: `Int8Tensor`, `IntxUnpackedToInt8Tensor`). Its own product unpacks the whole
+each group of inputs (torchao 0.18: `Int8Tensor`, `IntxUnpackedToInt8Tensor`). Its own product dequantises the whole
 matrix at each call.
 """
 
@@ -24,14 +24,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-from ...kernels.linear import INT8, TYPES, PackedLinear
+from ...kernels.linear import INT8, TYPES, QuantisedLinear
 from ...kernels.short_pass import DTYPES, short_pass_kernel
 from ...machine.files import refuse_lfs_pointer, written_state
 from ...machine.hardware import begin_at_lines
 from ...options import WEIGHTS, unknown_name
 
 MAGIC = b"GGUF"
-# Transformers unpacks by the first, and places the tensors by the second.
+# Transformers dequantises by the first, and places the tensors by the second.
 PACKAGES = ("gguf", "accelerate")
 # 4.57 takes the first special token of a Llama file for the one that ends texts.
 OLDEST_TRANSFORMERS = (5, 23)
@@ -169,9 +169,9 @@ def _why_not_native(
     if dtype != "auto" and dtype not in (*DTYPES, *(str(one).split(".")[1] for one in DTYPES)):
         return f"in {dtype}; allowed: in float32, bfloat16 or float16"
     if kind is None:
-        from .packed_gguf import has_packed  # not in an older transformers
+        from .quantised_gguf import has_quantised  # not in an older transformers
 
-        if not has_packed(path):
+        if not has_quantised(path):
             allowed = f"with weights of {', '.join(TYPES)}"
             return f"with {path}, which has no such weights; allowed: {allowed}"
     elif kind not in CONFIGS:
@@ -201,7 +201,7 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
 
 def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedModel:
     check_gguf(path)
-    from .packed_gguf import Quantizer  # not in an older transformers
+    from .quantised_gguf import Quantizer  # not in an older transformers
 
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
     with patched(AUTO_QUANTIZER_MAPPING, {"gguf": Quantizer}) if is_native else nullcontext():
@@ -233,7 +233,7 @@ def quantised_as(config: Any) -> str | None:
 
 
 def pack(model: Any) -> None:
-    """Replace the layers that torchao quantised by packed ones, if these have the same weights to the bit.
+    """Replace the layers that torchao quantised by quantised ones, if these have the same weights to the bit.
 
     Other layers stay as they are: those with zero points or groups that blocks of 32 inputs cannot hold, or whose
     inputs are quantised too.
@@ -242,9 +242,9 @@ def pack(model: Any) -> None:
         blocks = _blocks(layer.weight)
         if blocks is None:
             continue
-        packed = PackedLinear(blocks, layer.weight.dtype, layer.bias)
-        if torch.equal(packed.weight, layer.weight.dequantize()):
-            model.set_submodule(name, packed)
+        quantised = QuantisedLinear(blocks, layer.weight.dtype, layer.bias)
+        if torch.equal(quantised.weight, layer.weight.dequantize()):
+            model.set_submodule(name, quantised)
     _forget(model)
 
 

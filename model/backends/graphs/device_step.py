@@ -31,7 +31,7 @@ from ..target import TargetModel
 from .captured import length_bucket
 
 
-class PackedStep(NamedTuple):
+class StepNumbers(NamedTuple):
     """The columns that the host reads of every node, each [N]: tensors on the device, lists on the host."""
 
     tokens: Any  # of the nodes
@@ -40,16 +40,16 @@ class PackedStep(NamedTuple):
     last: Any  # the last accepted node, the same in every row
     largest: Any  # the largest logit after each node, float32
 
-    def packed(self) -> torch.Tensor:
+    def joined(self) -> torch.Tensor:
         """Return the fields as columns, int32 [N, 5]; the last holds the bits of the floats."""
         *numbers, largest = self
         columns = [column.int().expand(len(largest)) for column in numbers]
         return torch.stack([*columns, largest.view(torch.int32)], dim=1)
 
     @classmethod
-    def unpacked(cls, packed: torch.Tensor) -> PackedStep:
-        """Undo `packed` on the host."""
-        *numbers, largest = packed.unbind(dim=1)
+    def split(cls, joined: torch.Tensor) -> StepNumbers:
+        """Undo `joined` on the host."""
+        *numbers, largest = joined.unbind(dim=1)
         return cls(*(column.tolist() for column in (*numbers, largest.view(torch.float32))))
 
 
@@ -132,8 +132,8 @@ class StaticDeviceStep:
                 return self._step(view)
 
         key = (self, num_padded, view.num_rows)
-        packed: torch.Tensor = self._target.replayed(cache.storage, key, step)
-        acceptance = self._acceptance(PackedStep.unpacked(downloaded(packed)), room)
+        joined: torch.Tensor = self._target.replayed(cache.storage, key, step)
+        acceptance = self._acceptance(StepNumbers.split(downloaded(joined)), room)
         cache.append(len(acceptance.path))
         token_ids = torch.tensor(acceptance.node_tokens, device="cpu")
         return DraftTree(token_ids, self.topology), acceptance
@@ -146,7 +146,7 @@ class StaticDeviceStep:
         undo()
 
     def _step(self, view: StaticView) -> torch.Tensor:
-        """Return a `PackedStep` as one tensor, int32 [N, 5]."""
+        """Return a `StepNumbers` as one tensor, int32 [N, 5]."""
         target, drafting = self._target, self._drafting
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
@@ -168,9 +168,9 @@ class StaticDeviceStep:
         view.move(sources, view.rows.next(len(sources)))
         k = drafting.num_candidates
         drafting.learn(token_ids, candidates[:, :k], values[:, :k], self._sees[last][0])
-        return PackedStep(token_ids, chosen, is_open, last, values[:, 0]).packed()
+        return StepNumbers(token_ids, chosen, is_open, last, values[:, 0]).joined()
 
-    def _acceptance(self, step: PackedStep, room: int) -> Acceptance:
+    def _acceptance(self, step: StepNumbers, room: int) -> Acceptance:
         """Return the acceptance, without candidates, from which the drafter has learned already."""
         path = self.topology.path_to(step.last[0])
 

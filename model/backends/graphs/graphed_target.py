@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ...engine.backend import PromptChunk
 from ...engine.drafter import DeviceDrafting
-from ...engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
+from ...engine.read_out import USUAL_CANDIDATES, ReadOut, joined_read_out, read_out, split_read_out
 from ...engine.tree import DraftTree
 from ...machine.hardware import downloaded
 from ..passes.cache import TreeCache
@@ -234,12 +234,12 @@ class GraphedTarget(TargetModel):
         num_padded, count = self.padded_size(len(logits)), min(num_candidates, self.vocab_size)
         self._read_out_kinds.add((num_candidates, with_samples))
         place, inputs = passes.logits[num_padded], passes.inputs_of(num_padded)
-        packed = self.replayed(
+        joined = self.replayed(
             cache.storage,
             (READ_OUT, num_padded, count, with_samples),
-            lambda: packed_read_out(place, count, with_samples, inputs.place.token_ids[0]),
+            lambda: joined_read_out(place, count, with_samples, inputs.place.token_ids[0]),
         )
-        return unpacked(tree, downloaded(packed), count, has_tokens=True)
+        return split_read_out(tree, downloaded(joined), count, has_tokens=True)
 
     def expect_reads(
         self, num_candidates: int, with_samples: bool, hidden_layers: tuple[int, ...]

@@ -18,7 +18,7 @@ import torch
 from transformers import Cache
 
 from ...engine.batch import SharedPass
-from ...engine.read_out import ReadOut, packed_read_out, unpacked
+from ...engine.read_out import ReadOut, joined_read_out, split_read_out
 from ...engine.tree import DraftTree
 from ...machine.hardware import downloaded
 from ..target import TargetModel
@@ -124,14 +124,14 @@ class SlotPasses:
         count = min(num_candidates, self._target.vocab_size)
         token_ids = self.slots.inputs_of(shape.num_sequences, shape.num_nodes).place.token_ids
         key = (shape.num_sequences, shape.num_nodes, count, with_samples)
-        packed = self._target.replayed(
+        joined = self._target.replayed(
             self.slots.storage,
             key,
-            lambda: packed_read_out(logits, count, with_samples, token_ids.flatten()),
+            lambda: joined_read_out(logits, count, with_samples, token_ids.flatten()),
         )
-        packed = downloaded(packed)
-        by_slot = packed.unflatten(0, (shape.num_sequences, shape.num_nodes))
-        return [unpacked(tree, by_slot[cache.index], count, True) for tree, cache in pairs]
+        joined = downloaded(joined)
+        by_slot = joined.unflatten(0, (shape.num_sequences, shape.num_nodes))
+        return [split_read_out(tree, by_slot[cache.index], count, True) for tree, cache in pairs]
 
     def _shape(self, pairs: Sequence[tuple[DraftTree, SlotCache]]) -> PassShape:
         """Return the shape of a pass over these trees: one of a few, so that little has to be made for each."""

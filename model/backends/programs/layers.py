@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...kernels.linear import PackedLinear
+from ...kernels.linear import QuantisedLinear
 from ...kernels.norms import FusedNorm, find_norms
 from .capture import PLAIN_VALUES, Captured, LayerCall, NoProgramError, captured
 from .program import Programs, programs, rewrite
@@ -130,7 +130,9 @@ def _refuse_other_code(layer: nn.Module) -> None:
     """Raise NoProgramError for modules that may compute otherwise another time, or have unusual weights."""
     for module in layer.modules():
         name = f"{type(module).__module__}."
-        is_known = name.startswith(("torch.nn.", "transformers.")) or type(module) is PackedLinear
+        is_known = (
+            name.startswith(("torch.nn.", "transformers.")) or type(module) is QuantisedLinear
+        )
         if not is_known or "forward" in module.__dict__:
             raise NoProgramError(f"a layer with {type(module).__name__} from outside transformers")
     for weight in (*layer.parameters(), *layer.buffers()):

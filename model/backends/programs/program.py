@@ -47,7 +47,7 @@ def _drop_casts(graph: fx.Graph) -> None:
 def _use_few_rows(graph: fx.Graph) -> None:
     """Use the kernel for a few rows; layers without bias that share their inputs in one call."""
     groups: dict[Any, list[Any]] = {}
-    # Layers with packed weights use it themselves; numbers and packed weights do not share a call.
+    # Layers with quantised weights use it themselves; numbers and quantised weights do not share a call.
     for node in (*_nodes(graph, aten.linear.default), *_nodes(graph, ours.few_rows.default)):
         inputs, weight, *bias = node.args
         if weight.op != "placeholder":

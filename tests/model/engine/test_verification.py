@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model.engine.read_out import logit_samples_of, packed_read_out, read_out, unpacked
+from model.engine.read_out import joined_read_out, logit_samples_of, read_out, split_read_out
 from model.engine.rules import GreedyRule, SamplingRule
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, InvalidLogitsError, verify
@@ -167,8 +167,8 @@ def test_what_travels_from_a_device_is_what_the_host_reads(
     tokens, candidates, logit_samples = read_out(tree, logits, num_candidates, with_samples)
     assert (logit_samples is not None) == with_samples
     ids = tree.token_ids if has_tokens else None
-    packed = packed_read_out(logits, num_candidates, with_samples, ids)
-    found = unpacked(tree, packed, num_candidates, has_tokens)
+    joined = joined_read_out(logits, num_candidates, with_samples, ids)
+    found = split_read_out(tree, joined, num_candidates, has_tokens)
     assert found[:2] == (tokens, candidates)
     if logit_samples is None:
         assert found[2] is None

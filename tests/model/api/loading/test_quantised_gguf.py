@@ -1,6 +1,6 @@
 """GGUF files whose weights stay in their bits: the tokens of the dequantised weights, and what is refused.
 
-Run: pytest tests/model/api/loading/test_packed_gguf.py
+Run: pytest tests/model/api/loading/test_quantised_gguf.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from model.api.loading.weights import choose_weights, read_weights
 from model.backends.target import TargetModel
 from model.commands.model_options import ModelOptions
 from model.kernels import attention
-from model.kernels.linear import PackedEmbedding, PackedLinear, num_weights, packed_weights
+from model.kernels.linear import QuantisedEmbedding, QuantisedLinear, num_weights, quantised_weights
 from model.kernels.short_pass import short_pass_kernel
 from model.methods import METHODS
 from tests.model.api.loading.tiny_gguf import LAYERS, tiny_llama, write_gguf
@@ -46,13 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def file(folder: Path) -> Path:
-    """A GGUF file with packed weights."""
+    """A GGUF file with quantised weights."""
     return write_gguf(folder / "tiny.gguf", tiny_llama(), kind=KIND)
 
 
 @pytest.fixture(scope="module")
 def dense(file: Path) -> Any:
-    """The same file's model with unpacked weights."""
+    """The same file's model with dequantised weights."""
     return read(file, False)
 
 
@@ -62,17 +62,17 @@ def read(file: Path, is_native: bool) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", KIND])
-def test_weights_stay_packed_and_are_those_of_the_dequantised_model(
+def test_weights_stay_quantised_and_are_those_of_the_dequantised_model(
     kind: str, folder: Path
 ) -> None:
     file = write_gguf(folder / f"{kind}.gguf", tiny_llama(), kind=kind)
     model, dense = read(file, True), read(file, False)
-    assert type(model.model.embed_tokens) is PackedEmbedding
-    assert sum(type(module) is PackedLinear for module in model.modules()) == 7 * LAYERS + 1
+    assert type(model.model.embed_tokens) is QuantisedEmbedding
+    assert sum(type(module) is QuantisedLinear for module in model.modules()) == 7 * LAYERS + 1
     assert num_weights(model) == num_weights(dense)
     bytes_of = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
     matrices = sum(one.numel() for one in dense.parameters() if one.ndim == 2)
-    assert sum(one.nbytes for one in packed_weights(model)) == matrices // 32 * bytes_of[kind]
+    assert sum(one.nbytes for one in quantised_weights(model)) == matrices // 32 * bytes_of[kind]
     expected, found = dense.state_dict(), model.state_dict()
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
@@ -84,7 +84,7 @@ def test_a_tied_embedding_is_kept_once(folder: Path) -> None:
     file = write_gguf(folder / "tied.gguf", tiny_llama(), kind=KIND, left_out="output.weight")
     model = read(file, True)
     assert model.lm_head.blocks is model.model.embed_tokens.blocks
-    assert len(packed_weights(model)) == 7 * LAYERS + 1
+    assert len(quantised_weights(model)) == 7 * LAYERS + 1
     assert TargetModel(model).head_share < 1
 
 
@@ -114,7 +114,7 @@ def test_all_methods_give_the_tokens_of_generate(
     assert found == referee(TargetModel(dense), prompt_ids, 40, eos_id=2)
 
 
-def test_a_packed_model_can_be_cast_copied_and_saved(
+def test_a_quantised_model_can_be_cast_copied_and_saved(
     file: Path, dense: Any, tmp_path: Path
 ) -> None:
     model = copy.deepcopy(read(file, True)).bfloat16()
@@ -125,9 +125,11 @@ def test_a_packed_model_can_be_cast_copied_and_saved(
     assert all(torch.equal(saved[name], one) for name, one in dense.state_dict().items())
 
 
-def test_other_weights_cannot_be_loaded_into_a_packed_model(file: Path, dense: Any) -> None:
+def test_other_weights_cannot_be_loaded_into_a_quantised_model(file: Path, dense: Any) -> None:
     model = read(file, True)
-    with pytest.raises(RuntimeError, match=r"weights are packed and cannot be replaced; allowed: "):
+    with pytest.raises(
+        RuntimeError, match=r"weights are quantised and cannot be replaced; allowed: "
+    ):
         model.load_state_dict(dense.state_dict(), strict=False)
 
 

@@ -1,6 +1,6 @@
 """Weights in the blocks of GGUF files: the numbers that `gguf` unpacks, and products with the bits of theirs.
 
-Run: pytest tests/model/kernels/test_packed_weights.py
+Run: pytest tests/model/kernels/test_quantised_weights.py
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def random_weight(name: str, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def product(rows: torch.Tensor, numbers: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the product with unpacked weights: in float32, or in bfloat16 by the units for it."""
+    """Return the product with dequantised weights: in float32, or in bfloat16 by the units for it."""
     if rows.dtype == torch.bfloat16 and has_bfloat16_units():
         return ours.few_rows(rows, numbers.bfloat16(), bias)
     bias = None if bias is None else bias.float()
@@ -63,13 +63,13 @@ def product(rows: torch.Tensor, numbers: torch.Tensor, bias: torch.Tensor | None
 def test_the_numbers_are_those_that_gguf_or_torchao_unpacks(name: str) -> None:
     blocks, numbers = random_weight(name, 768)
     for dtype in DTYPES:
-        assert torch.equal(ours.unpacked(blocks, dtype), numbers.to(dtype))
+        assert torch.equal(ours.dequantised(blocks, dtype), numbers.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inputs", [256, 1536, 2048])  # in one, two and three blocks of inputs
 @pytest.mark.parametrize("name", [*TYPES, INT8])
-def test_a_product_has_the_bits_of_that_with_the_unpacked_weights(
+def test_a_product_has_the_bits_of_that_with_the_dequantised_weights(
     name: str, inputs: int, dtype: torch.dtype
 ) -> None:
     blocks, numbers = random_weight(name, inputs)
@@ -108,7 +108,7 @@ def test_other_blocks_and_rows_are_refused(blocks: tuple[int, ...], inputs: int)
         ours.few_rows(torch.randn(2, inputs), torch.zeros(blocks, dtype=torch.uint8), None)
 
 
-def test_packed_and_other_layers_do_not_share_a_call() -> None:
+def test_quantised_and_other_layers_do_not_share_a_call() -> None:
     blocks, numbers = random_weight("Q8_0", 256)
-    with pytest.raises(RuntimeError, match=r"got packed and other weights; allowed: "):
+    with pytest.raises(RuntimeError, match=r"got quantised and other weights; allowed: "):
         ours.few_rows_of_layers(torch.randn(2, 256), [blocks, numbers])

@@ -1,10 +1,10 @@
 """Loads a GGUF file with its weights as they are: transformers places their blocks, our layers compute with them.
 
-Transformers 5.23 has layers of blocks, for a kernel of its hub, and plans which weights stay packed for its newest
-loader. For architectures of its older loader, which unpacks all, the plan is made here, from its table of names
-and its processors of tensors: a weight stays packed if they only reorder its rows, as Llama's queries and keys.
-When the blocks are loaded, our layers take the place of transformers', and the model is a stock model without a
-quantizer.
+Transformers 5.23 has layers of blocks, for a kernel of its hub, and plans which weights stay quantised for its
+newest loader. For architectures of its older loader, which dequantises all, the plan is made here, from its table
+of names and its processors of tensors: a weight stays quantised if they only reorder its rows, as Llama's queries
+and keys. When the blocks are loaded, our layers take the place of transformers', and the model is a stock model
+without a quantizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
-from ...kernels.linear import TYPES, PackedEmbedding, PackedLinear
+from ...kernels.linear import TYPES, QuantisedEmbedding, QuantisedLinear
 
 
 class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
@@ -66,14 +66,14 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
             }
         else:
             self._tensors, plan = _read(self._file, model)
-        self.packed_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
+        self.quantised_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         shared: dict[int, torch.Tensor] = {}  # tied layers stay tied
         for name, module in [*model.named_modules()]:
             if isinstance(module, GgufLinear | GgufEmbedding):
                 blocks = shared.setdefault(id(module.weight), _blocks(module))
-                model.set_submodule(name, _packed(module, blocks, self.dtype))
+                model.set_submodule(name, _quantised(module, blocks, self.dtype))
         if self.supported:
             vars(model)["_weight_conversions"] = None  # as transformers' own
         return model
@@ -85,15 +85,15 @@ def _blocks(module: Any) -> torch.Tensor:
     return weight.view(len(weight), -1, size)
 
 
-def _packed(module: Any, blocks: torch.Tensor, dtype: torch.dtype) -> nn.Module:
+def _quantised(module: Any, blocks: torch.Tensor, dtype: torch.dtype) -> nn.Module:
     if isinstance(module, GgufEmbedding):
-        return PackedEmbedding(blocks, dtype)
-    return PackedLinear(blocks, dtype, module.bias)
+        return QuantisedEmbedding(blocks, dtype)
+    return QuantisedLinear(blocks, dtype, module.bias)
 
 
 def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """Return a file's tensors by their names in the model, and the types of those that stay packed; as
-    transformers' `load_gguf_checkpoint`, which unpacks all.
+    """Return a file's tensors by their names in the model, and the types of those that stay quantised; as
+    transformers' `load_gguf_checkpoint`, which dequantises all.
     """
     reader = gguf.GGUFReader(file)
     architecture = reader.fields["general.architecture"].contents()
@@ -132,7 +132,7 @@ def _row_order(processor: TensorProcessor, tensor: Any, words: Any) -> np.ndarra
     return order if np.array_equal(found.weights, probe[order]) else None
 
 
-def has_packed(file: Path) -> bool:
+def has_quantised(file: Path) -> bool:
     """Whether a GGUF file has weights of types that the kernel knows."""
     try:
         kinds = {

@@ -2,7 +2,7 @@
 // into float32 when they are read; then into bfloat16 for rows in bfloat16, if the processor has units for it.
 //
 // A matrix [O, I] is a tensor of bytes [O, I / block, bytes of a block]: the bytes of a block tell its type. A weight
-// is exactly the float32 number that the package `gguf` unpacks: a product of scale and whole number has no more bits
+// is exactly the float32 number that the package `gguf` dequantises: a product of scale and whole number has no more bits
 // than float32 holds, so a sum of it and an offset is rounded once, here as there.
 //
 // Layouts: llama.cpp, ggml-common.h (the blocks) and ggml-quants.c (their order).
@@ -208,18 +208,18 @@ struct Part<at::BFloat16> {
 // Most rows of a tile, and its outputs: their sums fit into registers, beside the weights of a part, which fill one
 // register or two.
 #if defined(CPU_CAPABILITY_AVX512)
-constexpr int PACKED_ROWS = 8;
-constexpr int packed_outputs(int rows, int registers) { return rows <= 6 ? 4 : registers == 1 ? 3 : 2; }
+constexpr int QUANTISED_ROWS = 8;
+constexpr int quantised_outputs(int rows, int registers) { return rows <= 6 ? 4 : registers == 1 ? 3 : 2; }
 #else
-constexpr int PACKED_ROWS = 4;
-constexpr int packed_outputs(int, int) { return 2; }
+constexpr int QUANTISED_ROWS = 4;
+constexpr int quantised_outputs(int, int) { return 2; }
 #endif
 
 // Add the products of whole rows x [ROWS, I] and w [OUTPUTS, I] to y [ROWS, OUTPUTS], whose rows are `distance` apart.
-// Sums run over one block of inputs after the other, as those of unpacked weights do: the bits are the same. Weights
+// Sums run over one block of inputs after the other, as those of dequantised weights do: the bits are the same. Weights
 // are read in the order of memory: blocks of many rows first would be read at half the speed.
 template <int ROWS, int OUTPUTS, typename T, typename Block>
-void packed_tile(const Input<T>* x, Bytes w, float* y, int64_t distance, int64_t block, int64_t I) {
+void quantised_tile(const Input<T>* x, Bytes w, float* y, int64_t distance, int64_t block, int64_t I) {
   const int64_t stride = row_bytes<Block>(I);
   constexpr int64_t STEP = PART * Block::BYTES / Block::SIZE;
   Bytes ahead = w + at::divup(LOOK_AHEAD, OUTPUTS * stride) * OUTPUTS * stride;
@@ -254,19 +254,19 @@ void packed_tile(const Input<T>* x, Bytes w, float* y, int64_t distance, int64_t
 
 // The same for a number of outputs O.
 template <int ROWS, typename T, typename Block>
-void packed_band(const Input<T>* x, Bytes w, int64_t O, float* y, int64_t distance, int64_t block, int64_t I) {
-  constexpr int OUTPUTS = packed_outputs(ROWS, Part<T>::COUNT);
+void quantised_band(const Input<T>* x, Bytes w, int64_t O, float* y, int64_t distance, int64_t block, int64_t I) {
+  constexpr int OUTPUTS = quantised_outputs(ROWS, Part<T>::COUNT);
   int64_t o = 0;
   for (; o + OUTPUTS <= O; o += OUTPUTS) {
-    packed_tile<ROWS, OUTPUTS, T, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
+    quantised_tile<ROWS, OUTPUTS, T, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
   }
-  for (; o < O; ++o) packed_tile<ROWS, 1, T, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
+  for (; o < O; ++o) quantised_tile<ROWS, 1, T, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
 }
 
 // The functions for 1, 2, ... rows.
 template <typename T, typename Block, size_t... BEFORE>
-constexpr auto packed_bands(std::index_sequence<BEFORE...>) {
-  return std::array{packed_band<BEFORE + 1, T, Block>...};
+constexpr auto quantised_bands(std::index_sequence<BEFORE...>) {
+  return std::array{quantised_band<BEFORE + 1, T, Block>...};
 }
 
 // Call `function` with the type of blocks of so many bytes; refuse others.
@@ -280,7 +280,7 @@ void for_blocks(int64_t bytes, const Function& function) {
     case Q4_K::BYTES: return function(Q4_K());
     case Q6_K::BYTES: return function(Q6_K());
   }
-  TORCH_CHECK(false, "packed weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, int8");
+  TORCH_CHECK(false, "quantised weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, int8");
 }
 
 }  // namespace few_rows

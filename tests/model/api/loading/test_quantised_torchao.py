@@ -3,7 +3,7 @@
 torchao is no requirement of the tests: where it is installed, every process imports it and writes to stderr. So:
 pip install --target .venv/torchao --no-deps "torchao>=0.18,<0.19"
 
-Run: PYTHONPATH=.venv/torchao pytest tests/model/api/loading/test_packed_torchao.py
+Run: PYTHONPATH=.venv/torchao pytest tests/model/api/loading/test_quantised_torchao.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from model import SpeculativeDecoder
 from model.api.loading import weights
 from model.api.loading.weights import choose_weights, quantised_as, read_weights
 from model.backends.target import TargetModel
-from model.kernels.linear import PackedLinear
+from model.kernels.linear import QuantisedLinear
 from model.kernels.short_pass import short_pass_kernel
 from tests.model.decoded import referee
 
@@ -67,7 +67,9 @@ def test_whole_numbers_stay_as_they_are(config: Any, dtype: torch.dtype) -> None
             packed.get_submodule(name),
             original.get_submodule(name).weight.dequantize(),
         )
-        assert type(layer) is PackedLinear and layer.blocks.nbytes * 32 == layer.weight.numel() * 36
+        assert (
+            type(layer) is QuantisedLinear and layer.blocks.nbytes * 32 == layer.weight.numel() * 36
+        )
         assert torch.equal(layer.weight, expected)
         assert torch.equal(plain.get_submodule(name).weight, expected)
     assert not hasattr(packed.config, "quantization_config")
@@ -113,5 +115,5 @@ def test_layers_whose_inputs_are_quantised_stay_torchaos() -> None:
     model = read_weights(
         DEMO, "native", dtype=torch.float32, quantization_config=TorchAoConfig(WITH_INPUTS)
     )
-    assert linears(model) and not any(type(one) is PackedLinear for one in model.modules())
+    assert linears(model) and not any(type(one) is QuantisedLinear for one in model.modules())
     assert hasattr(model.config, "quantization_config")
