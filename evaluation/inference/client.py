@@ -74,7 +74,7 @@ class EndpointError(Exception):
 
 
 @dataclass(slots=True)
-class Reply:
+class ServerReply:
     """The answer to one request, by the names of a choice's lists; times are seconds from its begin."""
 
     turns: str = ""  # the text
@@ -127,7 +127,7 @@ class Client:
         sampling: DecodingOptions,
         seed: int | None = None,
         tools: Sequence[Any] = (),
-    ) -> Reply:
+    ) -> ServerReply:
         """Ask for the next message; an `EndpointError` if the server refuses or breaks off."""
         body = {"model": self.model, "messages": list(messages), **_options(sampling, seed)}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -149,8 +149,8 @@ class Client:
             raise self._failure(error) from error
         return _json(answer.text) if answer.status_code == 200 else self._refused(answer)
 
-    def _stream(self, body: Mapping[str, Any]) -> Reply:
-        reply, is_whole = Reply(), False
+    def _stream(self, body: Mapping[str, Any]) -> ServerReply:
+        reply, is_whole = ServerReply(), False
         start = time.perf_counter()
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -241,7 +241,7 @@ def _json(text: str) -> Any:
         raise EndpointError(f"the server sent no JSON: {text[:LONGEST_CAUSE]!r}") from None
 
 
-def _add(chunk: Any, reply: Reply) -> bool:
+def _add(chunk: Any, reply: ServerReply) -> bool:
     """Add a piece of a stream to the reply; return whether it held a part of the answer."""
     if error := chunk.get("error"):
         cause = error.get("message", error) if isinstance(error, dict) else error
@@ -254,7 +254,7 @@ def _add(chunk: Any, reply: Reply) -> bool:
     return any([_add_choice(choice, reply) for choice in chunk.get("choices") or ()])
 
 
-def _add_choice(choice: Mapping[str, Any], reply: Reply) -> bool:
+def _add_choice(choice: Mapping[str, Any], reply: ServerReply) -> bool:
     delta = choice.get("delta") or {}
     reply.stop_reasons = choice.get("finish_reason") or reply.stop_reasons
     ids = choice.get("token_ids")

@@ -68,7 +68,7 @@ class MethodAnswerer(Answerer):
         with user_errors():
             self.drafter.check_target(target)
         self._generator = torch.Generator(device=target.device)
-        self._rule = token_rule(sampling, self._generator)
+        self._rule = rule_of(sampling, self._generator)
         self._is_warm = False  # answers before that are not measured
         self._options: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
@@ -137,7 +137,7 @@ class BatchedMethod(MethodAnswerer):
         super().__init__(plan, target)
         self.size = plan.run.answers.batch_size
         self._generators = [torch.Generator(device=target.device) for _ in range(self.size)]
-        self._rules = [token_rule(plan.run.sampling, one) for one in self._generators]
+        self._rules = [rule_of(plan.run.sampling, one) for one in self._generators]
         self._turns: dict[int, _UnderWay] = {}
         self._clock = 0.0
 
@@ -193,7 +193,7 @@ class BatchedMethod(MethodAnswerer):
         return found
 
 
-def token_rule(sampling: DecodingOptions, generator: torch.Generator) -> TokenRule | None:
+def rule_of(sampling: DecodingOptions, generator: torch.Generator) -> TokenRule | None:
     """Return how each token is chosen; None: it is the likeliest."""
     processors: list[LogitsProcessor] = []
     if sampling.repetition_penalty != 1:

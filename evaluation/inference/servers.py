@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
-from evaluation.inference.client import Client, EndpointError, Reply
+from evaluation.inference.client import Client, EndpointError, ServerReply
 from evaluation.inference.plan import OtherProgram, Plan
 from evaluation.questions.questions import Question
 from model.backends.target import TargetModel
@@ -118,7 +118,7 @@ def asked_messages(question: Question, turn: int, answers: Sequence[str]) -> lis
     return [*said, {"role": "user", "content": question.turns[turn]}]
 
 
-def _figures(reply: Reply, share: float | None, counted: dict[str, int]) -> dict[str, Any]:
+def _figures(reply: ServerReply, share: float | None, counted: dict[str, int]) -> dict[str, Any]:
     found = asdict(reply)
     ids, spec = found.pop("token_ids"), found.pop("speculative_decoding") or counted
     found |= {} if share is None else {"share_time": share}

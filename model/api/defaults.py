@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 RECYCLING = "recycling"
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """A method, its options, and why it was chosen where the user named none."""
 
     method: str
@@ -31,14 +31,14 @@ class Choice(NamedTuple):
     why: str = ""
 
 
-def default_choice(device: torch.device) -> Choice:
+def default_choice(device: torch.device) -> MethodChoice:
     """Return the method that pays on a device, with the options that make it pay.
 
     Token Recycling on a GPU. On a CPU the hybrid, or prompt lookup with an automatic number of nodes where
     the hybrid's C++ cannot be built.
     """
     if device.type != "cpu":
-        return Choice(
+        return MethodChoice(
             RECYCLING, {}, "on a GPU a pass over the tree costs about what one token does"
         )
     best, without_compiler = "hybrid", "pld"
@@ -47,8 +47,12 @@ def default_choice(device: torch.device) -> Choice:
     except ValueError as error:
         why = f"{without_compiler} instead of {best}: {error}"
         logger.warning(why)
-        return Choice(without_compiler, dict(drafter_class(without_compiler).auto_options), why)
-    return Choice(best, {}, "on a CPU each drafted token costs time, and it drafts as many as pay")
+        return MethodChoice(
+            without_compiler, dict(drafter_class(without_compiler).auto_options), why
+        )
+    return MethodChoice(
+        best, {}, "on a CPU each drafted token costs time, and it drafts as many as pay"
+    )
 
 
 def paying_options(method: str, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -72,12 +76,12 @@ def paying_options(method: str, given: Mapping[str, Any], device: torch.device) 
 
 def choice_of(
     method: str | None, own_method: str | None, options: dict[str, Any], device: torch.device
-) -> Choice:
+) -> MethodChoice:
     """Return the method that the user names, else that of the decoder's class, else what pays on the device."""
     if method is not None:
-        return Choice(method, options)
+        return MethodChoice(method, options)
     if own_method is not None:
-        return Choice(own_method, paying_options(own_method, options, device))
+        return MethodChoice(own_method, paying_options(own_method, options, device))
     if options:
         raise ValueError(
             f"options: got {', '.join(options)} without a method; name the method that has "

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..machine.hardware import captured
+from ..machine.hardware import captured_graph
 from ..machine.timing import seconds_of
 from .registered_attention import USUAL, is_special, register_attention, usual_attention
 
@@ -177,7 +177,7 @@ def _in_a_row(attend: Attend, inputs: Inputs) -> None:
 
 def _replay(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
     call()  # what the first call sets up cannot be captured
-    return captured(call, device).graph.replay
+    return captured_graph(call, device).graph.replay
 
 
 # Torch's kernel copies a mask whose rows do not begin at multiples of this many numbers.

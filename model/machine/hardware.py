@@ -116,14 +116,16 @@ def downloaded(values: torch.Tensor) -> torch.Tensor:
     return pinned
 
 
-class Captured(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A captured call and its output, whose tensors every replay overwrites."""
 
     graph: torch.cuda.CUDAGraph
     output: Any
 
 
-def captured(call: Callable[[], Any], device: torch.device, pool: Any = None) -> Captured:
+def captured_graph(
+    call: Callable[[], Any], device: torch.device, pool: Any = None
+) -> CapturedGraph:
     """Capture a call, which only launches kernels on a GPU, without executing it; it must have run once before.
 
     `pool` is memory that is shared with other graphs, from `torch.cuda.graph_pool_handle`; None: its own.
@@ -136,7 +138,7 @@ def captured(call: Callable[[], Any], device: torch.device, pool: Any = None) ->
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
     with torch.cuda.device(device), recording:
         output = call()
-    return Captured(graph, output)
+    return CapturedGraph(graph, output)
 
 
 def give_back_threads() -> None:

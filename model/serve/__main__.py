@@ -52,7 +52,7 @@ examples:
 """
 
 
-class Asked(NamedTuple):
+class ServerArguments(NamedTuple):
     """What the command line asks for."""
 
     name: str  # the model's in requests
@@ -77,7 +77,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return serve(Service(decoder, asked.serve, asked.name), place, asked)
 
 
-def parse(argv: Sequence[str] | None) -> Asked:
+def parse(argv: Sequence[str] | None) -> ServerArguments:
     """Return what the command line asks for; raises UserError if a value is not allowed."""
     words = sys.argv[1:] if argv is None else list(argv)
     method = named_method(words)
@@ -94,7 +94,9 @@ def parse(argv: Sequence[str] | None) -> Asked:
     given.setdefault("api_key", os.environ.get(KEY_VARIABLE) or None)
     options = options_of(method, given)
     model, serving = config_of(ModelOptions, given), config_of(ServeOptions, given)
-    return Asked(serving.served_model_name or given["model_path"], model, serving, method, options)
+    return ServerArguments(
+        serving.served_model_name or given["model_path"], model, serving, method, options
+    )
 
 
 def listening_socket(options: ServeOptions) -> socket.socket:
@@ -113,7 +115,7 @@ def listening_socket(options: ServeOptions) -> socket.socket:
     return place
 
 
-def serve(service: Service, place: socket.socket, asked: Asked) -> int:
+def serve(service: Service, place: socket.socket, asked: ServerArguments) -> int:
     """Answer requests until a signal comes, and then those under way; return the exit code."""
     import uvicorn
 

@@ -30,7 +30,7 @@ class StepCounts(NamedTuple):
 
 
 @dataclass(slots=True)
-class Acceptance:
+class AcceptanceCounts:
     """The steps of one answer, or of several, in order."""
 
     steps: list[StepCounts] = field(default_factory=list)

@@ -28,7 +28,7 @@ from ..api.decoder import SpeculativeDecoder
 from ..api.output import TextStream
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
-from .acceptance import Acceptance, StepCounts
+from .acceptance import AcceptanceCounts, StepCounts
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Job:
     logprobs: Logprobs | None = None  # also a processor of the request's rule
     deadline: float = float("inf")
     is_cancelled: bool = False  # set from any thread; the text leaves before the next step
-    acceptance: Acceptance = field(default_factory=Acceptance)  # the steps so far
+    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)  # the steps so far
     # Of its arrival, its admission, its first and last piece.
     asked: float = field(default_factory=time.monotonic)
     begun: float = 0.0

@@ -127,7 +127,7 @@ class TextPart(_Fields):
     text: str
 
 
-class Message(_Fields):
+class ChatMessage(_Fields):
     role: Literal["system", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -135,7 +135,7 @@ class Message(_Fields):
 class ChatRequest(TextFields):
     """A request for the next answer of a chat."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)

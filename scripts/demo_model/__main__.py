@@ -36,7 +36,7 @@ from model.commands.files import write_whole
 from model.commands.model_options import DEFAULT_MODEL
 from model.machine.timing import progress
 from scripts.demo_model import corpus
-from scripts.demo_model.corpus import Text, pack_epoch
+from scripts.demo_model.corpus import TrainingText, pack_epoch
 
 WARMUP_STEPS = 60
 DECAY_SHARE = 0.4  # last share of the steps, in which the learning rate falls to zero
@@ -53,7 +53,7 @@ def optimizers_of(model: PreTrainedModel) -> list[Optimizer]:
     ]
 
 
-def loss_of(model: PreTrainedModel, batch: Sequence[Text]) -> torch.Tensor:
+def loss_of(model: PreTrainedModel, batch: Sequence[TrainingText]) -> torch.Tensor:
     """Return the weighted mean cross-entropy of a batch, a scalar in nats a token."""
     ids = pad_sequence([torch.tensor(text.token_ids) for text in batch], batch_first=True)
     weights = pad_sequence([torch.tensor(text.weights) for text in batch], batch_first=True)
@@ -65,7 +65,7 @@ def loss_of(model: PreTrainedModel, batch: Sequence[Text]) -> torch.Tensor:
 
 
 def train(
-    model: PreTrainedModel, optimizers: list[Optimizer], batches: Iterator[list[Text]], steps: int
+    model: PreTrainedModel, optimizers: list[Optimizer], batches: Iterator[list[TrainingText]], steps: int
 ) -> list[float]:
     """Train; return the loss of each step, nats a token.
 

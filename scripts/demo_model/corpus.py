@@ -23,14 +23,14 @@ TOKENS_PER_STEP = 4608
 LOOP_WINDOW, MAX_PERIOD = 24, 12  # tokens
 
 
-class Turn(NamedTuple):
+class ChatTurn(NamedTuple):
     """One exchange as token ids, without the leading bos."""
 
     prompt_ids: list[int]  # "USER: ... ASSISTANT:"
     response_ids: list[int]  # " ...</s>"
 
 
-class Text(NamedTuple):
+class TrainingText(NamedTuple):
     """A training sequence, with the loss weight of each token."""
 
     token_ids: list[int]
@@ -78,7 +78,9 @@ def train_tokenizer(rows: Sequence[tuple[str, str]], vocab_size: int) -> PreTrai
     return own.train_new_from_iterator(texts, vocab_size, show_progress=False)
 
 
-def encode_turns(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[Turn]:
+def encode_turns(
+    rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
+) -> list[ChatTurn]:
     """Tokenize rows; rows that are too long or loop themselves are left out."""
     turns, eos = [], tokenizer.eos_token
     for prompt, response in rows:
@@ -86,15 +88,15 @@ def encode_turns(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizer
         response_ids = tokenizer.encode(f" {response}{eos}", add_special_tokens=False)
         fits = len(prompt_ids) + len(response_ids) < CONTEXT
         if fits and len(response_ids) <= MAX_RESPONSE and find_loop(response_ids) is None:
-            turns.append(Turn(prompt_ids, response_ids))
+            turns.append(ChatTurn(prompt_ids, response_ids))
     return turns
 
 
-def _chats(turns: Sequence[Turn], bos: int, rng: random.Random) -> Iterator[Text]:
+def _chats(turns: Sequence[ChatTurn], bos: int, rng: random.Random) -> Iterator[TrainingText]:
     order = iter(rng.sample(turns, len(turns)))
     for turn in order:
         own = [turn, *islice(order, int(rng.random() < TWO_TURN_SHARE))]
-        chat = Text([bos], [0.0])
+        chat = TrainingText([bos], [0.0])
         for prompt, response in own:
             chat.token_ids.extend(prompt + response)
             chat.weights.extend([PROMPT_WEIGHT] * len(prompt))
@@ -103,17 +105,17 @@ def _chats(turns: Sequence[Turn], bos: int, rng: random.Random) -> Iterator[Text
             yield chat
 
 
-def pack_epoch(turns: Sequence[Turn], bos: int, seed: int) -> list[list[Text]]:
+def pack_epoch(turns: Sequence[ChatTurn], bos: int, seed: int) -> list[list[TrainingText]]:
     """Pack every turn once into batches of about `TOKENS_PER_STEP` tokens; no chat is cut."""
     rng = random.Random(seed)
-    texts: list[Text] = []
+    texts: list[TrainingText] = []
     for chat in _chats(turns, bos, rng):
         if texts and len(texts[-1].token_ids) + len(chat.token_ids) <= PACKED:
             texts[-1].token_ids.extend(chat.token_ids)
             texts[-1].weights.extend(chat.weights)
         else:
             texts.append(chat)
-    batches: list[list[Text]] = []
+    batches: list[list[TrainingText]] = []
     for text in sorted(texts, key=lambda text: len(text.token_ids)):  # pads little
         if not batches or sum(len(each.token_ids) for each in batches[-1]) >= TOKENS_PER_STEP:
             batches.append([])

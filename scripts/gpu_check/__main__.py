@@ -53,7 +53,7 @@ DEFAULT_SHAPE = "7b"
 DEFAULT_MINUTES = 10.0
 
 
-class Part(NamedTuple):
+class CheckPart(NamedTuple):
     name: str
     seconds: float  # what it may take on a GPU; with less time left it is skipped
     run: Callable[[Bench, Found], None]  # adds to what was found
@@ -63,11 +63,11 @@ class Part(NamedTuple):
 # One H100 took 0.3, 80, 19 and 30 s, and about 100 s for the answers. A real model must be loaded, and a slower
 # host takes longer.
 PARTS = (
-    Part("device", 10, device_facts, needs_model=False),
-    Part("laws", 90, laws, needs_model=False),
-    Part("passes", 90, passes),
-    Part("steps", 90, whole_steps),
-    Part("answers", 150, answers),
+    CheckPart("device", 10, device_facts, needs_model=False),
+    CheckPart("laws", 90, laws, needs_model=False),
+    CheckPart("passes", 90, passes),
+    CheckPart("steps", 90, whole_steps),
+    CheckPart("answers", 150, answers),
 )
 
 
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(one.status == FAILED for one in found.values()))
 
 
-def run_part(part: Part, bench: Bench) -> Found:
+def run_part(part: CheckPart, bench: Bench) -> Found:
     """Run a part if there is time; what it raises is one line of its problems, and on standard error."""
     found, start = Found(), time.perf_counter()
     if not bench.is_simulated and bench.seconds_left < part.seconds:

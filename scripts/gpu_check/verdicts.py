@@ -14,13 +14,13 @@ MOST_TREE, LEAST_ROOFLINE, LEAST_SPEEDUP, LEAST_OVER_GENERATE = 1.2, 0.85, 2.0, 
 Judged = tuple[bool, str] | None  # whether it holds, with the figure
 
 
-class Verdict(NamedTuple):
+class CheckVerdict(NamedTuple):
     question: str
     verdict: str
     figure: str
 
 
-def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
+def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[CheckVerdict]:
     """Return a verdict on every question, from what the parts found, and print them."""
     figures = {name: part.figures for name, part in parts.items()}
     laws, answers = figures.get("laws", {}), figures.get("answers", {})
@@ -58,9 +58,9 @@ def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
         ),
     }
     found = [
-        Verdict(question, NOT_MEASURED, "")
+        CheckVerdict(question, NOT_MEASURED, "")
         if one is None
-        else Verdict(question, PASS if one[0] else FAIL, one[1])
+        else CheckVerdict(question, PASS if one[0] else FAIL, one[1])
         for question, one in judged.items()
     ]
     bench.show("verdicts", ("question", "verdict", "figure"), found)

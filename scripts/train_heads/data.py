@@ -25,7 +25,7 @@ class Document(NamedTuple):
     begin: int  # first token that is learned; what comes before it is read only
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     token_ids: torch.Tensor  # int64 [B, T], padded at the end
     is_learned: torch.Tensor  # bool [B, T], whether a token is one to predict
 
@@ -108,11 +108,11 @@ def batches_of_epoch(
     return batches
 
 
-def collate(documents: Sequence[Document], device: torch.device) -> Batch:
+def collate(documents: Sequence[Document], device: torch.device) -> TrainingBatch:
     length = max(len(each.token_ids) for each in documents)
     token_ids = torch.zeros(len(documents), length, dtype=torch.long)
     is_learned = torch.zeros(len(documents), length, dtype=torch.bool)
     for row, (ids, begin) in enumerate(documents):
         token_ids[row, : len(ids)] = torch.tensor(ids)
         is_learned[row, begin : len(ids)] = True
-    return Batch(token_ids.to(device), is_learned.to(device))
+    return TrainingBatch(token_ids.to(device), is_learned.to(device))

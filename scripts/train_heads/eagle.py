@@ -30,8 +30,8 @@ from model.methods.heads.eagle.network import (
     EagleNetwork,
     NetworkShape,
 )
-from model.methods.heads.layers import Projected, attend
-from scripts.train_heads.data import Batch, Document
+from model.methods.heads.layers import Projected, attend_rows
+from scripts.train_heads.data import Document, TrainingBatch
 from scripts.train_heads.heads import HeadTrainer, Loss
 
 # The paper's weight of the cross entropy beside the feature's loss, and the amplitude of its noise.
@@ -78,7 +78,7 @@ class EagleTrainer(_NetworkTrainer):
     def __init__(self, model: Any, options: Any) -> None:
         super().__init__(EagleNetwork(_shape_like(model)), model)
 
-    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+    def loss(self, batch: TrainingBatch, hidden: torch.Tensor) -> Loss:
         """Return the loss of the next final hidden states [B, T, D]."""
         features, targets = hidden[:, :-2], hidden[:, 1:-1]
         noised = features + NOISE * (2 * torch.rand_like(features) - 1)
@@ -127,7 +127,7 @@ class Eagle3Trainer(_NetworkTrainer):
             rows = self._head.weight[self._is_draftable.to(self._head.weight.device)]
             network.lm_head.weight.copy_(rows)
 
-    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+    def loss(self, batch: TrainingBatch, hidden: torch.Tensor) -> Loss:
         """Return the mean loss of drafts of `NUM_STEPS` tokens that begin after every token at once.
 
         Args:
@@ -218,7 +218,7 @@ def _shape_like(
 
 def _causal(projected: Projected) -> torch.Tensor:
     """Every row sees itself and those before it."""
-    return attend(projected, None, is_causal=True)
+    return attend_rows(projected, None, is_causal=True)
 
 
 def _shifted(rows: torch.Tensor, places: int) -> torch.Tensor:

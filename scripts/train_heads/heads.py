@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from model.methods.heads.hydra.drafter import HydraHeads, HydraShape, write_hydra
-from model.methods.heads.layers import LayerShape
+from model.methods.heads.layers import HeadShape
 from model.methods.heads.medusa.drafter import MedusaHeads, MedusaShape, write_medusa
-from scripts.train_heads.data import Batch, Document
+from scripts.train_heads.data import Document, TrainingBatch
 
 DECAY = 0.8  # of the weights of Medusa's later heads
 
@@ -64,7 +64,7 @@ class HeadTrainer(ABC):
         ]
 
     @abstractmethod
-    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+    def loss(self, batch: TrainingBatch, hidden: torch.Tensor) -> Loss:
         """Return the loss of a batch whose tokens have these hidden states [B, T, W * D]."""
 
     @abstractmethod
@@ -84,7 +84,10 @@ class _HeadsTrainer(HeadTrainer):
         self._name = options.model_path
 
     def _loss(
-        self, batch: Batch, logits_of: Callable[[int, torch.Tensor], torch.Tensor], decay: float
+        self,
+        batch: TrainingBatch,
+        logits_of: Callable[[int, torch.Tensor], torch.Tensor],
+        decay: float,
     ) -> Loss:
         """Return the weighted sum of the heads' cross entropies.
 
@@ -121,7 +124,7 @@ class MedusaTrainer(_HeadsTrainer):
             for head in self._heads:
                 cast(nn.Linear, head[-1]).weight.data.copy_(self._output)
 
-    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+    def loss(self, batch: TrainingBatch, hidden: torch.Tensor) -> Loss:
         def logits_of(index: int, chosen: torch.Tensor) -> torch.Tensor:
             states = self._heads[index](hidden[:, : -(2 + index)][chosen])  # [n, D], or [n, V]
             return states if self._own_vocab else F.linear(states, self._output)
@@ -138,7 +141,7 @@ class HydraTrainer(_HeadsTrainer):
     def __init__(self, model: Any, options: Any) -> None:
         super().__init__(model, options)
         self._embed = model.get_input_embeddings()
-        layer = LayerShape.of_config(model.config.get_text_config(decoder=True))
+        layer = HeadShape.of_config(model.config.get_text_config(decoder=True))
         shape = HydraShape(self._num_heads, self._num_layers, self._own_vocab)
         self.module = HydraHeads(shape, layer)
         for head in self.module.hydra_mlp:
@@ -153,7 +156,7 @@ class HydraTrainer(_HeadsTrainer):
                 linear.weight.data.copy_(self._output)
                 nn.init.zeros_(linear.bias)
 
-    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+    def loss(self, batch: TrainingBatch, hidden: torch.Tensor) -> Loss:
         prefix = self.module.prefix_embeding_layer(hidden)  # [B, T, D]
         embedded = self._embed(batch.token_ids)  # [B, T, D]
         length = batch.token_ids.shape[1]

@@ -25,7 +25,7 @@ WARM_UP = 0.02  # share of the budget in which the learning rate rises
 
 
 @dataclass(slots=True)
-class Place:
+class TrainingPlace:
     """How far training is; saved with the state."""
 
     step: int = 0
@@ -55,7 +55,7 @@ class Run:
     def __post_init__(self) -> None:
         self._optimizers = self.trainer.optimizers(self.options.learning_rate)
         self._highest = [one.param_groups[0]["lr"] for one in self._optimizers]
-        self.place = Place()
+        self.place = TrainingPlace()
         self._recent: list[dict[str, float]] = []
         self._arguments: dict[str, Any] = {"output_hidden_states": True, "use_cache": False}
         if "logits_to_keep" in forward_parameters(self.model):
@@ -131,7 +131,7 @@ class Run:
             "settings": self.settings,
             "module": self.trainer.module.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "place": {name: getattr(place, name) for name in Place.__slots__},
+            "place": {name: getattr(place, name) for name in TrainingPlace.__slots__},
         }
         replace_file(self.work / STATE, lambda file: torch.save(state, file))
 
@@ -151,7 +151,7 @@ class Run:
         self.trainer.module.load_state_dict(state["module"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.place = Place(**state["place"])
+        self.place = TrainingPlace(**state["place"])
 
 
 def _schedule(share: float) -> float:

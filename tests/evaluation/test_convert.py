@@ -23,7 +23,7 @@ from evaluation.answers.step_figures import (
 )
 from evaluation.convert import main
 from model.commands.command_line import UserError
-from model.serve.acceptance import Acceptance, StepCounts
+from model.serve.acceptance import AcceptanceCounts, StepCounts
 from tests.evaluation.answers.answer_rows import make_row
 from tests.evaluation.conftest import read_meta, read_rows, run, write_rows
 
@@ -118,7 +118,7 @@ def test_a_server_s_steps_are_those_of_its_fields_and_the_plain_ones() -> None:
     row = _row(1, "qa", FIRST)
     choice = row["choices"][0]
     (ours,) = turn_steps([AnswerRow.of(row)])
-    choice["speculative_decoding"] = [Acceptance(ours.steps).vllm_fields()]
+    choice["speculative_decoding"] = [AcceptanceCounts(ours.steps).vllm_fields()]
     del choice["accept_lengths"]
     (served,) = turn_steps([AnswerRow.of(row)])
     assert sorted(served.steps) == sorted(ours.steps)
@@ -164,9 +164,10 @@ def test_answers_of_a_run_tell_all_that_the_formats_need(
     assert main([str(file)]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["acceptance"]["all"]["tokens_per_drafted_step"] == sums.per_drafted_step
-    assert {"Acceptance by turn of the conversation", "Acceptance by tokens of the prompt"} <= set(
-        report
-    )
+    assert {
+        "Acceptance by turn of the conversation",
+        "Acceptance by tokens of the prompt",
+    } <= set(report)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from scripts.demo_model.corpus import (
     EOS_WEIGHT,
     PACKED,
     TOKENS_PER_STEP,
-    Turn,
+    ChatTurn,
     encode_turns,
     find_loop,
     is_held_out,
@@ -107,7 +107,7 @@ def test_training_text_equals_the_chat_template(tokenizer: PreTrainedTokenizerFa
 
 def test_packing_keeps_every_chat_whole(tokenizer: PreTrainedTokenizerFast) -> None:
     turns = encode_turns(make_rows(), tokenizer)
-    turns.append(Turn([5] * 900, [6, tokenizer.eos_token_id]))
+    turns.append(ChatTurn([5] * 900, [6, tokenizer.eos_token_id]))
     batches = pack_epoch(turns, tokenizer.bos_token_id, seed=3)
     texts = [text for batch in batches for text in batch]
     assert sum(text.token_ids.count(tokenizer.eos_token_id) for text in texts) == len(turns)

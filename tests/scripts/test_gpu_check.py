@@ -23,7 +23,7 @@ from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from scripts.gpu_check import __main__ as command
 from scripts.gpu_check import answers
-from scripts.gpu_check.__main__ import PARTS, Part, main, run_part
+from scripts.gpu_check.__main__ import PARTS, CheckPart, main, run_part
 from scripts.gpu_check.bench import (
     EAGER,
     FAILED,
@@ -116,7 +116,7 @@ def good(bench: Bench, found: Found) -> None:
 def test_a_part_that_fails_is_one_line_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = (Part("bad", 0, planted, False), Part("good", 0, good, False))
+    parts = (CheckPart("bad", 0, planted, False), CheckPart("good", 0, good, False))
     monkeypatch.setattr(command, "PARTS", parts)
     out = tmp_path / "gpu.json"
     assert main(["--device", "simulated", "--out", str(out)]) == 1
@@ -150,7 +150,7 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("still_clock")
 def test_a_part_that_would_not_fit_is_skipped_and_says_so() -> None:
-    part = Part("slow", 60, planted)
+    part = CheckPart("slow", 60, planted)
     found = run_part(part, real_bench(30))
     assert found.status == SKIPPED
     assert "takes about 60 s, and 30 s are left" in found.notes[0]

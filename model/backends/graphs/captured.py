@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...machine.hardware import Captured, captured
+from ...machine.hardware import CapturedGraph, captured_graph
 from ..passes.masks import WINDOWS
 from ..passes.prefix_cache import active_adapters
 from ..passes.static_cache import PassInputs
@@ -69,7 +69,7 @@ class CapturedCalls:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._captured: dict[Hashable, Captured | None] = {}
+        self._captured: dict[Hashable, CapturedGraph | None] = {}
         self._uncapturable: set[Hashable] = set()
         self.failure = ""
         self.num_prepared = 0
@@ -92,7 +92,7 @@ class CapturedCalls:
         known.graph.replay()
         return known.output
 
-    def _prepare(self, key: Hashable, call: Callable[[], Any]) -> tuple[Any, Captured | None]:
+    def _prepare(self, key: Hashable, call: Callable[[], Any]) -> tuple[Any, CapturedGraph | None]:
         """Return the output of a call that runs as it is; or None, and its graph."""
         is_first = key not in self._captured
         self._captured[key] = None
@@ -101,7 +101,7 @@ class CapturedCalls:
         try:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            self._captured[key] = found = captured(call, self._device, self._pool)
+            self._captured[key] = found = captured_graph(call, self._device, self._pool)
         except RuntimeError as error:
             self.failure = str(CaptureFailed.of(error))
             self._uncapturable.add(key)

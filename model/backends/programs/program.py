@@ -161,7 +161,7 @@ def _of_positions(node: Any) -> Any:
     return node.args[0] if is_unsqueezed else None
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """A program, and what it reads of a layer beside what it is handed, by number."""
 
     program: Any  # what it is handed, inputs, weights -> its results
@@ -172,10 +172,12 @@ class Part(NamedTuple):
 class Programs(NamedTuple):
     """The programs of a layer."""
 
-    before: Part  # nothing is handed to it -> query, new keys, new values, and what `after` needs
-    after: Part  # attended values, and what it needs -> the layer's rows
+    before: (
+        LayerPart  # nothing is handed to it -> query, new keys, new values, and what `after` needs
+    )
+    after: LayerPart  # attended values, and what it needs -> the layer's rows
     # Buffers of keys and values, and the mask -> the layer's rows; None if it attends in an unusual way.
-    whole: Part | None
+    whole: LayerPart | None
 
 
 def programs(layer: Captured) -> Programs:
@@ -206,7 +208,7 @@ def programs(layer: Captured) -> Programs:
     )
 
 
-def _whole(layer: Captured, attending: Sequence[Any]) -> Part | None:
+def _whole(layer: Captured, attending: Sequence[Any]) -> LayerPart | None:
     """Return a layer as one program, which attends by the kernel to these queries, keys and values, and those of a
     cache; None if the kernel cannot.
     """
@@ -234,13 +236,13 @@ def _part(
     results: Sequence[Any],
     given: Sequence[Any],
     num_inputs: int,
-) -> Part:
+) -> LayerPart:
     """Return a part that computes some nodes; of what is `given` the first are inputs, the others weights."""
     used = {one for node in nodes for one in node.all_input_nodes} | set(results)
     read = [index for index, node in enumerate(given) if node in used]
     program = _program([*handed, *(given[index] for index in read)], nodes, results)
     inputs = [index for index in read if index < num_inputs]
-    return Part(program, inputs, [i - num_inputs for i in read if i >= num_inputs])
+    return LayerPart(program, inputs, [i - num_inputs for i in read if i >= num_inputs])
 
 
 def _place_in(node: Any, of: Any) -> int | None:

@@ -17,7 +17,7 @@ from ...kernels.linear import is_exact, most_rows
 from ...kernels.operations import additive, is_for_draft
 from ...machine.own_forwards import OwnForwards
 from .capture import Captured
-from .program import Part, Programs
+from .program import LayerPart, Programs
 
 NO_MASK = torch.empty(0)
 
@@ -109,7 +109,7 @@ class ProgrammedLayer:
 class _BoundPart:
     """A part of a layer's programs, with the layer's own weights."""
 
-    def __init__(self, layer: nn.Module, shape: Captured, part: Part) -> None:
+    def __init__(self, layer: nn.Module, shape: Captured, part: LayerPart) -> None:
         self._run = part.program.run
         self._inputs = [shape.inputs[index] for index in part.inputs]
         self._weights = [_place(layer, shape.weights[index]) for index in part.weights]

@@ -47,7 +47,7 @@ PLAIN, STEPWISE = "plain forward passes", "its own generation, token by token,"
 # After this long a line says what is going on: on a busy machine the test of a small model took a minute.
 SLOW_SECONDS = 3.0
 # What was proved of a model, by the settings of the test.
-_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Verdict]] = (
+_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, ...], ProofVerdict]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -80,7 +80,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LogitComparison:
     """Difference between verified logits and those of plain passes."""
 
     error: float  # the largest difference; infinite if verification raised
@@ -100,7 +100,7 @@ class Comparison:
         )
 
 
-class Verdict(NamedTuple):
+class ProofVerdict(NamedTuple):
     """The result of a self-test, and the model that was tested; fields without a comment are as of the target."""
 
     weights: Weights  # what the model computed with
@@ -138,7 +138,7 @@ def prove(target: TargetModel) -> float:
         if not is_plain or verdict is None or not verdict.is_of(weights, modules):
             error = self_test(target)
             if is_plain and not weights.code.is_on_modules:
-                known[settings] = Verdict(
+                known[settings] = ProofVerdict(
                     weights,
                     modules,
                     error,
@@ -242,7 +242,7 @@ def _take_findings(target: TargetModel, tested: TargetModel) -> None:
         target.switch_kernels(tested.use_kernels)
 
 
-def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
+def _why_not_lossless(target: TargetModel, chain: LogitComparison) -> str:
     """Return why a model is refused, in one line."""
     if chain.compared_with == STEPWISE:
         return (
@@ -260,7 +260,9 @@ def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
     return f"a verified chain is not lossless: {chain}"
 
 
-def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, Comparison]:
+def _compare_both(
+    target: TargetModel, prefix_length: int
+) -> tuple[LogitComparison, LogitComparison]:
     """Return the comparisons of a chain and of a tree; of the chain twice, if drafts must be chains.
 
     With states drafts also begin a sequence, where there is no state yet; the worse comparison counts.
@@ -274,8 +276,8 @@ def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, 
 
 
 def _without_kernels(
-    target: TargetModel, prefix_length: int, chain: Comparison, tree: Comparison
-) -> tuple[Comparison, Comparison]:
+    target: TargetModel, prefix_length: int, chain: LogitComparison, tree: LogitComparison
+) -> tuple[LogitComparison, LogitComparison]:
     """Compare without kernels; they stay off, with a warning, if more comparisons are exact then."""
     target.switch_kernels(False)
     found = _compare_both(target, prefix_length)
@@ -297,7 +299,7 @@ def _use_chains(target: TargetModel, reason: str) -> None:
 
 
 @torch.inference_mode()
-def compare(target: TargetModel, probe: Probe) -> Comparison:
+def compare(target: TargetModel, probe: Probe) -> LogitComparison:
     """Compare the logits of a verified draft with plain forward passes."""
     plain = PlainDecoding(target)
     expected = expected_logits(target, probe)
@@ -307,10 +309,10 @@ def compare(target: TargetModel, probe: Probe) -> Comparison:
     except Exception as error:
         # A model made without 4-D masks in mind may raise anything.
         reason = (str(error).splitlines() or [""])[0]
-        return Comparison(float("inf"), allowed, f"{type(error).__name__}: {reason}")
+        return LogitComparison(float("inf"), allowed, f"{type(error).__name__}: {reason}")
     difference = float((found - expected).abs().max())
     name = STEPWISE if plain.is_stepwise else PLAIN
-    comparison = Comparison(difference, allowed, compared_with=name)
+    comparison = LogitComparison(difference, allowed, compared_with=name)
     logger.info("self-test, %d nodes: %s", probe.topology.num_nodes, comparison)
     return comparison
 

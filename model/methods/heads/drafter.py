@@ -33,7 +33,7 @@ TREE_FILE = Path(__file__).parent / "templates" / f"{TREE}.json"
 NUM_NODES, NUM_RANKS = 63, 10
 
 
-class Level(NamedTuple):
+class GuessLevel(NamedTuple):
     """One level of a tree, as indices on the device."""
 
     num_guesses: int  # k, so that all ranks are there
@@ -43,7 +43,7 @@ class Level(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def levels_of(tree: TreeTemplate, device: torch.device) -> list[Level]:
+def levels_of(tree: TreeTemplate, device: torch.device) -> list[GuessLevel]:
     """Return the levels of a template but the last, whose nodes have no children; kept by template and device."""
     topology, found = tree.topology, []
     for nodes, below in zip(topology.levels, topology.levels[1:], strict=False):
@@ -55,7 +55,7 @@ def levels_of(tree: TreeTemplate, device: torch.device) -> list[Level]:
             ranks,
         )
         rows = (torch.tensor(each, device=device) for each in indices)
-        found.append(Level(1 + max(ranks), *rows))
+        found.append(GuessLevel(1 + max(ranks), *rows))
     return found
 
 

@@ -20,7 +20,7 @@ from ...machine.hardware import uploaded
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
+class HeadShape:
     """Shape of a layer, in the terms of Llama's config."""
 
     hidden_size: int
@@ -32,7 +32,7 @@ class LayerShape:
     rope_theta: float = 10000.0
 
     @classmethod
-    def of_config(cls, config: Any) -> LayerShape:
+    def of_config(cls, config: Any) -> HeadShape:
         """Return the shape of a target model's layers, or raise ValueError if they are not Llama's."""
         size, num_heads = config.hidden_size, config.num_attention_heads
         # transformers 4 knows the rotary base under its own name only.
@@ -87,7 +87,7 @@ Attend = Callable[[Projected], torch.Tensor]
 class Attention(nn.Module):
     """The projections of an attention layer; what they attend to is the caller's choice."""
 
-    def __init__(self, shape: LayerShape, width: int, has_bias: bool) -> None:
+    def __init__(self, shape: HeadShape, width: int, has_bias: bool) -> None:
         super().__init__()
         self._head_dim = shape.head_dim
         query_width = shape.num_heads * shape.head_dim
@@ -114,7 +114,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         size, wide = shape.hidden_size, shape.intermediate_size
         self.gate_proj = nn.Linear(size, wide, bias=False)
@@ -133,14 +133,18 @@ class DecoderLayer(nn.Module):
     The attention reads rows of `width`, None: D. `has_bias`: whether queries, keys and values have one.
     """
 
-    def __init__(self, shape: LayerShape, width: int | None = None, has_bias: bool = False) -> None:
+    def __init__(self, shape: HeadShape, width: int | None = None, has_bias: bool = False) -> None:
         super().__init__()
         self.self_attn = Attention(shape, width or shape.hidden_size, has_bias)
         self.mlp = FeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def run(
-        self, residual: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self,
+        residual: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
     ) -> torch.Tensor:
         """Return the output [..., n, D] of a residual, and of the rows [..., n, width] that the attention reads."""
         attended = attend(self.self_attn.project(rows, positions))
@@ -149,7 +153,7 @@ class DecoderLayer(nn.Module):
         return output
 
 
-def attend(
+def attend_rows(
     projected: Projected, mask: torch.Tensor | None, is_causal: bool = False
 ) -> torch.Tensor:
     """Return the attention [..., H, n, d]; mask boolean [n, T], None: every row sees all, or all before it."""
@@ -166,19 +170,19 @@ def causal_mask(begin: int, count: int, device: torch.device) -> torch.Tensor | 
     return torch.ones(count, begin + count, dtype=torch.bool, device=device).tril(begin)
 
 
-class Rows:
+class HeadRows:
     """Keys and values of a text, and of the draft after it, for one layer."""
 
     # The capacity grows by this many rows when it is full: the text's final length is unknown.
     MORE = 512
 
-    def __init__(self, shape: LayerShape, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, shape: HeadShape, device: torch.device, dtype: torch.dtype) -> None:
         self.length = 0  # rows in use T
         size = (2, shape.num_key_value_heads, 0, shape.head_dim)
         self._buffer = torch.empty(size, device=device, dtype=dtype)  # [2, heads, M, d]
 
     def attend(self, projected: Projected, mask: torch.Tensor | None) -> torch.Tensor:
-        """Append n rows and return their attention to all [H, n, d]; mask as `attend`'s, [n, T + n]."""
+        """Append n rows and return their attention to all [H, n, d]; mask as `attend_rows`'s, [n, T + n]."""
         begin, end = self.length, self.length + projected.keys.shape[-2]
         if end > self._buffer.shape[2]:
             heads, size = self._buffer.shape[1], self._buffer.shape[3]
@@ -190,7 +194,7 @@ class Rows:
         keys, values = self._buffer[:, :, :end]
         # A batch of one: without it, torch takes a slow path.
         batched = Projected(projected.queries[None], keys[None], values[None])
-        return attend(batched, mask)[0]
+        return attend_rows(batched, mask)[0]
 
 
 def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

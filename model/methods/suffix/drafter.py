@@ -29,7 +29,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import Options, option, start_option
-from .suffix_tree import Node, OpenText, Place, SuffixTree
+from .suffix_tree import Node, OpenText, SuffixTree, TreePlace
 
 # Every token of a text costs up to so many moves.
 MAX_DEPTH = 1024
@@ -64,10 +64,10 @@ class Continuation:
 
 
 # Of a place, with at most so many tokens of at least such a probability.
-Grow = Callable[[Place, int, float], Continuation]
+Grow = Callable[[TreePlace, int, float], Continuation]
 
 
-def likeliest_path(place: Place, most: int, least_probability: float) -> Continuation:
+def likeliest_path(place: TreePlace, most: int, least_probability: float) -> Continuation:
     """Return the chain that takes the most frequent token each time."""
     node = place.node
     found = Continuation(node.count)
@@ -81,7 +81,7 @@ def likeliest_path(place: Place, most: int, least_probability: float) -> Continu
     return found
 
 
-def likeliest_tree(place: Place, most: int, least_probability: float) -> Continuation:
+def likeliest_tree(place: TreePlace, most: int, least_probability: float) -> Continuation:
     """Return the tree that takes the most frequent token each time, of equals the one found first."""
     found = Continuation(place.node.count)
     # (-count, order of discovery, node, where its run goes on, parent)
@@ -205,7 +205,7 @@ class SuffixDrafter(Drafter):
         parents = [-1, *(1 + parent for parent in best.parents)]
         return DraftTree.from_lists([context[-1], *best.tokens], tuple(parents))
 
-    def _best(self, places: Iterator[Place], grow: Grow, max_depth: int) -> Continuation:
+    def _best(self, places: Iterator[TreePlace], grow: Grow, max_depth: int) -> Continuation:
         best = Continuation()
         for length, place in reversed([*enumerate(places, start=1)]):
             by_match = length * self.config.max_spec_factor + self.config.max_spec_offset

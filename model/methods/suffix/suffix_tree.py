@@ -59,7 +59,7 @@ class Node:
         self.text, self.begin, self.end = text, begin, end
 
 
-class Place(NamedTuple):
+class TreePlace(NamedTuple):
     node: Node  # the node in whose run it ends
     position: int  # where the run goes on, in the text of the node
 
@@ -84,7 +84,7 @@ class OpenText:
     def extend(self, tokens: Sequence[int]) -> None:
         self._tree.extend(self, tokens)
 
-    def places(self, context: Sequence[int]) -> Iterator[Place]:
+    def places(self, context: Sequence[int]) -> Iterator[TreePlace]:
         """Yield the places of a context's suffixes of 1, 2, ... tokens, as far as they have occurred.
 
         The context ends as this text does.
@@ -92,7 +92,7 @@ class OpenText:
         known = min(len(self.ends), len(context))
         for length in range(1, known):
             node = self.ends[-1 - length]
-            yield Place(node, node.end)
+            yield TreePlace(node, node.end)
         # Suffixes that begin before this text are looked up, if they can occur at all.
         if known <= len(self.tokens):
             return
@@ -167,7 +167,7 @@ class SuffixTree:
         for each in self._open:
             self._leave_to_leaves(each)
 
-    def find(self, string: Sequence[int]) -> Place | None:
+    def find(self, string: Sequence[int]) -> TreePlace | None:
         """Return where a string ends; None if it does not occur."""
         node, index, end = self.root, 0, 0
         while index < len(string):
@@ -178,7 +178,7 @@ class SuffixTree:
             if run != list(string[index : index + len(run)]):
                 return None
             node, index, end = child, index + len(run), child.begin + len(run)
-        return Place(node, end)
+        return TreePlace(node, end)
 
     def _moved(self, text: list[int], node: Node, token: int, start: int) -> Node | None:
         """Return where a text's suffix from `start`, which ended at `node`, ends now; None if in its own leaf."""

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import compare
 from evaluation.inference import run as running
 from evaluation.inference.config import DecodingOptions
-from evaluation.inference.method import token_rule
+from evaluation.inference.method import rule_of
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions
 from model.commands.command_line import UserError
@@ -185,7 +185,7 @@ def test_prompt_lookup_of_transformers_honours_the_penalty(
 
 def test_draws_leave_out_what_min_p_does() -> None:
     logits = torch.tensor([0.0, 1.0, 3.0, 2.9])
-    rule = token_rule(DecodingOptions(temperature=2.0, min_p=0.9), torch.Generator().manual_seed(1))
+    rule = rule_of(DecodingOptions(temperature=2.0, min_p=0.9), torch.Generator().manual_seed(1))
     assert rule is not None
     assert {rule.choose(logits, [0]) for _ in range(50)} == {2, 3}
 

@@ -24,7 +24,13 @@ from model.commands.model_options import DEMO_MODEL
 from model.methods import find_method
 from scripts.train_heads import training
 from scripts.train_heads.__main__ import TRAINERS, main
-from scripts.train_heads.data import Batch, Document, batches_of_epoch, collate, read_documents
+from scripts.train_heads.data import (
+    Document,
+    TrainingBatch,
+    batches_of_epoch,
+    collate,
+    read_documents,
+)
 from tests.random_llama import random_llama
 
 SIZE, VOCAB = 32, 60
@@ -126,13 +132,13 @@ def test_padding_and_prompts_are_not_learned() -> None:
     assert batch.is_learned.tolist() == [[False, False, True, True], [True, True, False, False]]
 
 
-def random_batch() -> tuple[Batch, torch.Tensor]:
+def random_batch() -> tuple[TrainingBatch, torch.Tensor]:
     torch.manual_seed(3)
     token_ids = torch.randint(VOCAB, (2, 9))
     is_learned = torch.ones(2, 9, dtype=torch.bool)
     is_learned[0, :4] = False
     is_learned[1, 7:] = False
-    return Batch(token_ids, is_learned), torch.randn(2, 9, SIZE)
+    return TrainingBatch(token_ids, is_learned), torch.randn(2, 9, SIZE)
 
 
 def test_medusas_head_k_learns_the_token_k_places_after_the_next() -> None:

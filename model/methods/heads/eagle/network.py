@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..head_files import called
-from ..layers import Attend, DecoderLayer, LayerShape, RMSNorm
+from ..layers import Attend, DecoderLayer, HeadShape, RMSNorm
 
 # Options of a Llama config that must have one value here, with the value of a config without them.
 FIXED: Mapping[str, tuple[Any, Any]] = {
@@ -35,7 +35,7 @@ NUM_FUSED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkShape(LayerShape):
+class NetworkShape(HeadShape):
     """Shape of a draft network: of its layer, with the target model's hidden size, and of what is around it."""
 
     vocab_size: int  # V, of the target model

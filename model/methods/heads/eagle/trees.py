@@ -24,7 +24,7 @@ from ....budget.tree_template import TreeTemplate
 from ....machine.hardware import uploaded
 from ..drafter import levels_of
 from ..head_files import called
-from ..layers import Rows, causal_mask
+from ..layers import HeadRows, causal_mask
 from .network import DraftNetwork
 
 NAME = "mc_sim_7b_63"
@@ -52,7 +52,7 @@ class DraftText:
         self.clear()
 
     def clear(self) -> None:
-        self._rows = Rows(self.network.shape, self._network_device, self._dtype)
+        self._rows = HeadRows(self.network.shape, self._network_device, self._dtype)
         self._num_read = 0
         self._last: torch.Tensor | None = None  # the state after the last row [1, D]
 
@@ -164,7 +164,7 @@ def grow_fixed(draft: Draft, shape: TreeTemplate) -> Grown:
     return Grown(tokens, shape.topology.parents[1:])
 
 
-class Level(NamedTuple):
+class TreeLevel(NamedTuple):
     """The likeliest tokens after each of the n nodes of a level that are read, all but `read` [n, k]."""
 
     tokens: torch.Tensor  # their token ids
@@ -174,12 +174,12 @@ class Level(NamedTuple):
     read: torch.Tensor
 
 
-def _levels(draft: Draft, depth: int, width: int) -> list[Level]:
+def _levels(draft: Draft, depth: int, width: int) -> list[TreeLevel]:
     """Read the `width` most probable nodes of each level; return the `width` likeliest tokens after each."""
     lowest = torch.finfo(draft.logits.dtype).min
     scores = draft.logits.new_zeros(1)
     read = torch.empty(0, dtype=torch.long, device=draft.logits.device)
-    levels: list[Level] = []
+    levels: list[TreeLevel] = []
     for _ in range(depth):
         if levels:
             above = levels[-1]
@@ -190,7 +190,7 @@ def _levels(draft: Draft, depth: int, width: int) -> list[Level]:
         top = logits.log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)
         # Logits that are no numbers make no order.
         totals = (top.values + scores[:, None]).nan_to_num(nan=lowest, neginf=lowest)
-        levels.append(Level(draft.token_ids(top.indices), top.values, totals, read))
+        levels.append(TreeLevel(draft.token_ids(top.indices), top.values, totals, read))
     return levels
 
 

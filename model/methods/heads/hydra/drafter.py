@@ -34,9 +34,17 @@ from ....engine.tree import DraftTree
 from ....kernels.operations import top_k
 from ....machine.hardware import uploaded
 from ....options import Options, option
-from ..drafter import NUM_NODES, Level, StaticHeadDrafter, levels_of
+from ..drafter import NUM_NODES, GuessLevel, StaticHeadDrafter, levels_of
 from ..head_files import HeadFiles, called, heads_option, read_heads, required, write_heads
-from ..layers import DecoderLayer, LayerShape, ResidualBlock, RMSNorm, Rows, attend, causal_mask
+from ..layers import (
+    DecoderLayer,
+    HeadRows,
+    HeadShape,
+    ResidualBlock,
+    RMSNorm,
+    attend_rows,
+    causal_mask,
+)
 
 FILE = "hydra_lm_head"
 ARCHITECTURE = "prefix-mlp"
@@ -58,17 +66,19 @@ class HydraShape(NamedTuple):
 class TextLayer(DecoderLayer):
     """A decoder layer with a norm before its attention; every row sees those before it."""
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, states: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, rows: HeadRows | None) -> torch.Tensor:
         """Return the layer's output for states [..., n, D]: after a text's rows, which grow, or of whole texts."""
         begin, count = rows.length if rows else 0, states.shape[-2]
         positions = torch.arange(begin, begin + count, device=states.device)
         normed = self.input_layernorm(states)
         if rows is None:
-            return self.run(states, normed, positions, partial(attend, mask=None, is_causal=True))
+            return self.run(
+                states, normed, positions, partial(attend_rows, mask=None, is_causal=True)
+            )
         mask = causal_mask(begin, count, states.device)
         return self.run(states, normed, positions, partial(rows.attend, mask=mask))
 
@@ -76,12 +86,12 @@ class TextLayer(DecoderLayer):
 class PrefixLayer(nn.Module):
     """A decoder layer over the hidden states of the whole text, and a norm."""
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.layers = nn.ModuleList([TextLayer(shape)])
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, hidden: torch.Tensor, rows: Rows | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, rows: HeadRows | None = None) -> torch.Tensor:
         """Return the prefix states [..., n, D] of hidden states; with `rows`, after those of the text."""
         states: torch.Tensor = self.norm(self.layers[0](hidden, rows))
         return states
@@ -90,7 +100,7 @@ class PrefixLayer(nn.Module):
 class HydraHeads(nn.Module):
     """The prefix layer and K heads; dropout keeps the published numbers of the layers, and does nothing."""
 
-    def __init__(self, shape: HydraShape, layer: LayerShape) -> None:
+    def __init__(self, shape: HydraShape, layer: HeadShape) -> None:
         super().__init__()
         self.shape, self.layer, size = shape, layer, layer.hidden_size
         self.prefix_embeding_layer = PrefixLayer(layer)
@@ -166,15 +176,15 @@ class HydraDrafter(StaticHeadDrafter):
         files, self._shape = read_hydra(required(config.heads))
         hidden_size = files.size_of("hydra_mlp.0.1.linear.weight", 0)
         self._take(files, self._shape.num_heads, self._shape.vocab_size, hidden_size)
-        self._layer: LayerShape | None = None
+        self._layer: HeadShape | None = None
         self._embed: Any = None
-        self._rows: Rows | None = None
+        self._rows: HeadRows | None = None
         self._prefix: torch.Tensor | None = None  # after the text but its last token, [D]
 
     def check_config(self, config: Any) -> None:
         """Check the sizes of the target model, and all tensors by them."""
         super().check_config(config)
-        self._layer = LayerShape.of_config(config)
+        self._layer = HeadShape.of_config(config)
         with torch.device("meta"):
             self._files.check(self._new_heads().state_dict())
 
@@ -191,14 +201,14 @@ class HydraDrafter(StaticHeadDrafter):
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
             shape = HydraShape(4, 1, config.vocab_size)
-            heads = HydraHeads(shape, LayerShape.of_config(config))
+            heads = HydraHeads(shape, HeadShape.of_config(config))
         write_hydra(folder, heads, "untrained")
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._prefix = None
         if self._heads is not None:
             dtype = next(self._heads.parameters()).dtype
-            self._rows = Rows(self._heads.layer, self.device, dtype)
+            self._rows = HeadRows(self._heads.layer, self.device, dtype)
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         self._read(hidden)
@@ -222,7 +232,7 @@ class HydraDrafter(StaticHeadDrafter):
         self._prefix = self._heads.prefix_embeding_layer(hidden, self._rows)[-1]
 
     @torch.inference_mode()
-    def _fill(self, root: torch.Tensor, levels: list[Level]) -> torch.Tensor:
+    def _fill(self, root: torch.Tensor, levels: list[GuessLevel]) -> torch.Tensor:
         """Return the tokens [N] of the tree, level by level."""
         assert self._heads is not None and self._prefix is not None
         tokens, found = root, [root]

@@ -25,7 +25,7 @@ from model.backends.proofs.plain_decoding import PlainDecoding
 from model.backends.proofs.self_test import (
     CHAIN,
     TREE,
-    Comparison,
+    LogitComparison,
     Probe,
     compare,
     expected_logits,
@@ -136,7 +136,7 @@ def test_a_model_that_raises_on_a_mask_verifies_chains(monkeypatch: pytest.Monke
 
 
 def test_not_a_number_is_not_exact() -> None:
-    assert not Comparison(float("nan"), 1.0).is_exact
+    assert not LogitComparison(float("nan"), 1.0).is_exact
 
 
 def test_half_precision_is_measured_against_its_own_loop() -> None:
@@ -234,7 +234,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
     """The probes compared since the test began."""
     found: list[Probe] = []
 
-    def counted(target: TargetModel, probe: Probe) -> Comparison:
+    def counted(target: TargetModel, probe: Probe) -> LogitComparison:
         found.append(probe)
         return original(target, probe)
 
@@ -380,7 +380,7 @@ def test_kernels_stay_where_drafts_fail_without_them_too(
 
 
 def test_a_slow_self_test_says_so_and_a_fast_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*arguments: object) -> Comparison:
+    def slow(*arguments: object) -> LogitComparison:
         assert is_said.wait(timeout=60.0), "nothing was said"
         return original(*arguments)
 

@@ -26,7 +26,7 @@ from model.methods.heads.hydra.drafter import (
     HydraShape,
     write_hydra,
 )
-from model.methods.heads.layers import LayerShape
+from model.methods.heads.layers import HeadShape
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.families.family import VOCAB
 
@@ -200,7 +200,7 @@ def test_a_second_text_begins_anew(tmp_path: Path) -> None:
 def test_heads_without_outputs_go_through_the_models_own(tmp_path: Path) -> None:
     target = target_of(LLAMA)
     torch.manual_seed(1)
-    heads = HydraHeads(HydraShape(2, 1, None), LayerShape.of_config(target.config))
+    heads = HydraHeads(HydraShape(2, 1, None), HeadShape.of_config(target.config))
     write_hydra(tmp_path, heads, "tiny")
     assert not any("lm_head" in name for name in load_file(tmp_path / "hydra_lm_head.safetensors"))
     drafter = drafter_for("hydra", target, heads=str(tmp_path))
@@ -254,4 +254,4 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 def test_models_without_such_a_layer_are_refused() -> None:
     with pytest.raises(ValueError, match="model type gpt2: these heads have a layer of the model"):
-        LayerShape.of_config(target_of("GPT-2").config)
+        HeadShape.of_config(target_of("GPT-2").config)
