@@ -65,7 +65,10 @@ def loss_of(model: PreTrainedModel, batch: Sequence[TrainingText]) -> torch.Tens
 
 
 def train(
-    model: PreTrainedModel, optimizers: list[Optimizer], batches: Iterator[list[TrainingText]], steps: int
+    model: PreTrainedModel,
+    optimizers: list[Optimizer],
+    batches: Iterator[list[TrainingText]],
+    steps: int,
 ) -> list[float]:
     """Train; return the loss of each step, nats a token.
 
