@@ -1,7 +1,7 @@
 """Rules of imports that pyproject.toml cannot say: doors, circles, and who may import what is not ours.
 
 All imports count: those inside functions and under TYPE_CHECKING too. What imports what between the
-rooms is held by `lint-imports` (`[tool.importlinter]` in pyproject.toml).
+packages is held by `lint-imports` (`[tool.importlinter]` in pyproject.toml).
 
 Run: pytest tests/test_import_rules.py
 """
@@ -79,7 +79,7 @@ def importers(graph: grimp.ImportGraph, module: str, package: str = "") -> set[s
 
 def test_every_folder_of_the_harness_is_a_room() -> None:
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    _, _, contract = settings.partition('name = "the rooms of the harness"')
+    _, _, contract = settings.partition('name = "the packages of the harness"')
     (layers,) = re.findall(r"^layers = \[(.*)\]$", contract, re.MULTILINE)
     folders = {file.parent.name for file in (ROOT / "evaluation").glob("*/__init__.py")}
     assert folders == {*re.findall(r"\w+", layers)}
@@ -111,8 +111,8 @@ def test_transformers_is_imported_by_these_files_of_the_library_alone(
 
 
 def test_only_commands_of_the_library_parse_arguments(graph: grimp.ImportGraph) -> None:
-    rooms = {name.split(".")[1] for name in importers(graph, "argparse", "model.")}
-    assert rooms == {"chat", "commands"}
+    packages = {name.split(".")[1] for name in importers(graph, "argparse", "model.")}
+    assert packages == {"chat", "commands"}
 
 
 @pytest.mark.parametrize("package", ["fastapi", "starlette", "uvicorn", "prometheus_client"])
@@ -123,8 +123,8 @@ def test_packages_of_the_server_are_imported_by_its_room_alone(
 
 
 def test_answers_and_the_server_check_objects_with_pydantic(graph: grimp.ImportGraph) -> None:
-    rooms = {".".join(name.split(".")[:2]) for name in importers(graph, "pydantic")}
-    assert rooms == {"model.serve", "evaluation.answers"}
+    packages = {".".join(name.split(".")[:2]) for name in importers(graph, "pydantic")}
+    assert packages == {"model.serve", "evaluation.answers"}
 
 
 def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:

@@ -104,7 +104,7 @@ class PassShapes:
         """Return the output of a call over the rows of a storage; what may replay it tells it by its key."""
         return call()
 
-    def kept(self, storage: Any, logits: torch.Tensor) -> torch.Tensor:
+    def stored(self, storage: Any, logits: torch.Tensor) -> torch.Tensor:
         """Return a pass's logits where later calls over this storage may read them."""
         return logits
 

@@ -44,7 +44,7 @@ class Rows(Protocol):
         """Make it possible to go back to the rows in use now; only the last mark counts."""
 
 
-class KeptRows(Protocol):
+class PrefixRows(Protocol):
     """Holds the rows of the last sequence for the next one."""
 
     def open(self, target: Any, prompt_ids: Sequence[int], capacity: int) -> Any:

@@ -146,7 +146,7 @@ class Batch:
         return len(self._places)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another sequence may be added."""
         return len(self) < self.size
 
@@ -160,7 +160,7 @@ class Batch:
             ValueError: as `Request.checked`.
             RuntimeError: if another sequence has the permit.
         """
-        assert self.has_room and key not in self._places
+        assert self.has_capacity and key not in self._places
         with self._in_permit():
             request, own = request.checked(self.target), self._next_drafter()
             drafter = own.for_target(self.target)
@@ -334,7 +334,7 @@ def run(batch: Batch, asked: Iterator[tuple[Any, Request | Exception]]) -> Itera
     and after the events that have made room.
     """
     while True:
-        while batch.has_room and (one := next(asked, None)) is not None:
+        while batch.has_capacity and (one := next(asked, None)) is not None:
             key, request = one
             if isinstance(request, Exception):
                 yield Event(key, error=request)

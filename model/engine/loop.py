@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend, KeptRows
+from .backend import Backend, PrefixRows
 from .drafter import Drafter
 from .sequence import Request, RunningSequence, rows_for
 from .step import Generation, StepRecord, StepTimer
@@ -34,7 +34,7 @@ def decode(
     drafter: Drafter,
     prompt_ids: Sequence[int],
     *,
-    prefix_cache: KeptRows | None = None,
+    prefix_cache: PrefixRows | None = None,
     **options: Any,
 ) -> Iterator[StepRecord]:
     """Yield the steps of decoding a prompt; `options` are those of a `Request`, errors as `steps_of`."""
@@ -46,7 +46,7 @@ def steps_of(
     target: Backend,
     drafter: Drafter,
     request: Request,
-    prefix_cache: KeptRows | None = None,
+    prefix_cache: PrefixRows | None = None,
 ) -> Iterator[StepRecord]:
     """Yield the steps of a sequence.
 

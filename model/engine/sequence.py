@@ -292,8 +292,8 @@ class RunningSequence:
         """Run a whole step on the device, where the drafter learns, too."""
         self._go(READY, READY)
         assert self._device_step is not None
-        room = self.request.num_total - self.num_new
-        tree, acceptance = self._device_step.run(self.tokens[-1], self.cache, room)
+        max_tokens = self.request.num_total - self.num_new
+        tree, acceptance = self._device_step.run(self.tokens[-1], self.cache, max_tokens)
         timer.end("forward")
         acceptance = self._settle(acceptance)
         timer.end("keep")

@@ -294,7 +294,7 @@ class DecodingThread(threading.Thread):
 
     def _admit(self) -> None:
         """Let requests that wait join the batch, as many as have room."""
-        while self._batch.has_room:
+        while self._batch.has_capacity:
             with self._changed:
                 if not self._waiting:
                     return

@@ -62,7 +62,7 @@ def decoded(
     waiting = list(range(num_sequences))
     while waiting or len(batch):
         is_joined = False
-        while waiting and batch.has_room:
+        while waiting and batch.has_capacity:
             is_joined, index = True, waiting.pop(0)
             request = Request(prompt_of(PROMPTS[index]), LIMITS[index], {END})
             batch.add(index, request)

@@ -41,7 +41,7 @@ class TextIndex:
     def text(self) -> np.ndarray:
         return self._tokens[self._begin : self._end]
 
-    def has_room(self, count: int) -> bool:
+    def has_capacity(self, count: int) -> bool:
         return self._end + count <= len(self._tokens)
 
     def begin(self, room: int) -> None:
@@ -144,7 +144,7 @@ class Requests:
 
     def keep(self, request: RequestState, text: np.ndarray, num_new: int) -> None:
         """Keep a request until its text is seen again; its index lacks the text's last `num_new` tokens."""
-        if num_new and request.index.has_room(num_new):
+        if num_new and request.index.has_capacity(num_new):
             request.index.append(text[-num_new:])
         elif num_new:
             request.index = _index_of(text)

@@ -77,7 +77,7 @@ class StaticDeviceStep:
         with torch.inference_mode(False):
             # Rows before the step, the root's token, and how many tokens are still allowed.
             self._numbers = torch.zeros(3, dtype=torch.long, device=device)
-            self._start, self._root, self._room = self._numbers
+            self._start, self._root, self._max_tokens = self._numbers
             self._ends = torch.tensor(sorted(self._eos_ids), dtype=torch.long, device=device)
             self._parents = torch.tensor([0, *topology.parents[1:]], device=device)  # [N]
             self._depths = torch.tensor(topology.depths, device=device)  # [N]
@@ -108,20 +108,20 @@ class StaticDeviceStep:
         has_logit = root < self._target.vocab_size
         return is_shallow and has_logit and (self.topology.is_chain or not budget.chain_only)
 
-    def run(self, root: int, cache: GraphCache, room: int) -> tuple[DraftTree, Acceptance]:
+    def run(self, root: int, cache: GraphCache, max_tokens: int) -> tuple[DraftTree, Acceptance]:
         """Run a step: append the accepted rows to the cache and let the drafter learn.
 
         Args:
             root: the last committed token.
             cache: the rows before it.
-            room: most tokens to emit.
+            max_tokens: most tokens to emit.
 
         Returns:
             The draft and the acceptance, as from `verify`; errors are as there.
         """
         num_padded = len(self._padded_depths)
         self._drafting.begin_step()
-        write(self._numbers, np.array([cache.length, root, room]))
+        write(self._numbers, np.array([cache.length, root, max_tokens]))
         cache.flush()
         view = cache.storage.view(length_bucket(cache.length + num_padded))
         self.shapes.add((num_padded, view.num_rows))
@@ -133,7 +133,7 @@ class StaticDeviceStep:
 
         key = (self, num_padded, view.num_rows)
         joined: torch.Tensor = self._target.replayed(cache.storage, key, step)
-        acceptance = self._acceptance(StepNumbers.split(downloaded(joined)), room)
+        acceptance = self._acceptance(StepNumbers.split(downloaded(joined)), max_tokens)
         cache.append(len(acceptance.path))
         token_ids = torch.tensor(acceptance.node_tokens, device="cpu")
         return DraftTree(token_ids, self.topology), acceptance
@@ -141,7 +141,7 @@ class StaticDeviceStep:
     def warm_up(self, cache: GraphCache) -> None:
         """Run a step after the cache's rows and undo it."""
         length, undo = cache.length, self._drafting.snapshot()
-        self.run(0, cache, room=1)
+        self.run(0, cache, max_tokens=1)
         cache.keep(length, ())
         undo()
 
@@ -160,7 +160,7 @@ class StaticDeviceStep:
         if self._tie_margin and count > 1:
             is_open = values[:, 0] - values[:, 1] < tie_gaps(values[:, 0], self._tie_margin)
         ends_text = torch.isin(token_ids, self._ends) & ~self._is_root
-        goes_on = ~is_open & ~ends_text & (self._depths < self._room)
+        goes_on = ~is_open & ~ends_text & (self._depths < self._max_tokens)
         matches = (token_ids == chosen[self._parents]) & goes_on[self._parents]
         is_accepted = ((matches | self._is_root) | ~self._sees).all(dim=1)  # the whole path matches
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
@@ -170,7 +170,7 @@ class StaticDeviceStep:
         drafting.learn(token_ids, candidates[:, :k], values[:, :k], self._sees[last][0])
         return StepNumbers(token_ids, chosen, is_open, last, values[:, 0]).joined()
 
-    def _acceptance(self, step: StepNumbers, room: int) -> Acceptance:
+    def _acceptance(self, step: StepNumbers, max_tokens: int) -> Acceptance:
         """Return the acceptance, without candidates, from which the drafter has learned already."""
         path = self.topology.path_to(step.last[0])
 
@@ -182,7 +182,7 @@ class StaticDeviceStep:
         # Along the path whose rows the device has kept: `verify` has one rule for where a sequence ends.
         tokens = [step.tokens[node] for node in path]
         walk = accepted_walk(
-            TreeTopology.chain(len(path)), tokens, choose, self._eos_ids, max_tokens=room
+            TreeTopology.chain(len(path)), tokens, choose, self._eos_ids, max_tokens=max_tokens
         )
         nothing = Candidates([], [])
         return Acceptance(

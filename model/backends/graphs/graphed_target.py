@@ -354,7 +354,7 @@ class GraphedTarget(TargetModel):
             self._passes[storage] = Passes(self.device)
         return self._passes[storage]
 
-    def kept(self, storage: StaticStorage, logits: torch.Tensor) -> torch.Tensor:
+    def stored(self, storage: StaticStorage, logits: torch.Tensor) -> torch.Tensor:
         passes = self.passes_over(storage)
         passes.keep_logits(logits)
         return passes.logits[len(logits)]

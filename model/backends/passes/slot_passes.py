@@ -159,7 +159,7 @@ class SlotPasses:
         )
         with target.kernels(shape.num_nodes):
             logits = self._logits(numbers.token_ids, positions, masks, view, probes)
-        kept = target.kept(slots.storage, logits.flatten(0, 1))
+        kept = target.stored(slots.storage, logits.flatten(0, 1))
         return Computed(kept, hidden.pop() if hidden else {})
 
     def _logits(

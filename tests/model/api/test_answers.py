@@ -466,7 +466,7 @@ def test_a_text_that_is_removed_leaves_its_place_and_the_turn() -> None:
         batch.add(key, Request(demo()[1](prompt).input_ids, 12))
     found = [event.record for event in batch.step() if event.key == 0]
     batch.remove(1)
-    assert len(batch) == 1 and batch.has_room
+    assert len(batch) == 1 and batch.has_capacity
     while len(batch):
         found += [event.record for event in batch.step()]
     assert [token for record in found if record for token in record.tokens] == expected

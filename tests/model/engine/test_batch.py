@@ -189,7 +189,7 @@ def test_an_error_ends_its_own_text_alone(
     errors: dict[int, Exception] = {}
     waiting = list(enumerate(texts))
     while waiting or len(batch):
-        while waiting and batch.has_room:
+        while waiting and batch.has_capacity:
             batch.add(*waiting.pop(0))
         for event in batch.step():
             if event.error:
@@ -213,7 +213,7 @@ def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetMod
     batch.add("stays", texts[0])
     (found,) = (tokens_of(event) for event in batch.step() if event.key == "stays")
     batch.remove("gone")
-    assert batch.has_room and len(batch) == 1
+    assert batch.has_capacity and len(batch) == 1
     batch.add("later", texts[2])
     while len(batch):
         for event in batch.step():
