@@ -83,6 +83,6 @@ def test_numbers_that_are_none_come_first() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    message = "allowed: 1 to V" if short_pass_kernel() else "range"
+    message = "allowed: 1 to V" if operations.short_pass_kernel() else "range"
     with pytest.raises(RuntimeError, match=message):
         top_k(torch.zeros(2, WIDE), WIDE + 1)

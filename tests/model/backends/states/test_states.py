@@ -45,7 +45,7 @@ from tests.model.families.family import IS_VERSION_4
 
 by_one_pass = pytest.mark.skipif(IS_VERSION_4, reason="4.57 is read level by level")
 
-DEMO = Path(__file__).resolve().parents[3] / "data/demo"
+DEMO = Path(__file__).resolve().parents[4] / "data/demo"
 KEPT = [family.name for family in STATES if family.name != "DeepSeek-V3.2"]
 # A delta rule, Mamba 2 alone, Mamba beside attention, convolutions, and one that is read level by level.
 SOME = ["Qwen3.5", "Mamba 2", "Jamba", "LFM2", "Zaya"]
