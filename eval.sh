@@ -166,7 +166,7 @@ options+=("${loading[@]}")
 if [ "$DTYPE" = auto ] && [ -z "$device" ]; then
     device=$("$PYTHON" -c '
 from model.commands.command_line import run_command
-from model.commands.device import auto_device
+from model.commands.model_options import auto_device
 run_command(lambda _: print(auto_device()))')
 fi
 judge=()

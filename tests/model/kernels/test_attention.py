@@ -18,6 +18,7 @@ from model.backends.proofs.self_test import Probe, self_test, verified_logits
 from model.backends.target import TargetModel
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
+from model.kernels import registered_attention
 from model.kernels.attention import (
     FEW_QUERIES,
     GROUPED,
@@ -246,7 +247,7 @@ def test_what_a_kernel_cannot_do_goes_to_transformers(
         return attend(*args, **kwargs)
 
     monkeypatch.setattr(
-        module,
+        registered_attention,
         "sdpa_attention_forward",
         lambda *args, **kwargs: delegated.append(kwargs) or (args[1], None),
     )
