@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder
-from model.api import turns
+from model.api import permits
 from model.backends.proofs import self_test
 from model.backends.target import TargetModel
 from model.machine import hardware
@@ -57,7 +57,7 @@ def test_a_pool_ends_and_comes_back() -> None:
 
 def test_texts_and_the_self_test_give_threads_back(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-    monkeypatch.setattr(turns, "give_back_threads", lambda: given.append("text"))
+    monkeypatch.setattr(permits, "give_back_threads", lambda: given.append("text"))
     monkeypatch.setattr(self_test, "give_back_threads", lambda: given.append("test"))
     target = TargetModel(known("Llama, grouped heads").build())
     self_test.self_test(target)
