@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
-from matplotlib.text import RunningSequence
+from matplotlib.text import Text
 
 from evaluation.leaderboard import main
 from evaluation.reporting import charts
@@ -192,7 +192,7 @@ def test_words_do_not_cover_each_other(place: int, crowded: list[Figure]) -> Non
 
 @pytest.mark.parametrize("place", range(3))
 def test_every_method_is_named(place: int, crowded: list[Figure]) -> None:
-    words = " ".join(it.get_text() for it in crowded[place].findobj(RunningSequence))
+    words = " ".join(it.get_text() for it in crowded[place].findobj(Text))
     assert [method for method in METHODS if method not in words] == []
 
 
@@ -209,7 +209,7 @@ def _overlapping(figure: Figure) -> list[tuple[str, str]]:
         FigureCanvasAgg(figure).draw()
     texts = [
         it
-        for it in figure.findobj(RunningSequence)
+        for it in figure.findobj(Text)
         if it.get_visible() and it.get_text().strip() and it not in _unseen_ticks(figure)
     ]
     # A rotated text's box is larger than the text; only upright ones are told by their boxes.
@@ -229,7 +229,7 @@ def _overlapping(figure: Figure) -> list[tuple[str, str]]:
     return found + outside
 
 
-def _unseen_ticks(figure: Figure) -> set[RunningSequence]:
+def _unseen_ticks(figure: Figure) -> set[Text]:
     """Labels of ticks beyond the ends of an axis, which are not drawn."""
     return {
         tick.label1
