@@ -42,7 +42,7 @@ def test_every_document_can_be_continued(corpus: Path, capsys: pytest.CaptureFix
         token_ids = tokenizer(text, add_special_tokens=False).input_ids
         follower = Follower(automaton)
         follower.extend(token_ids[:3])
-        assert follower.match(100) == (3, token_ids[3:])
+        assert follower.match(100) == (3, token_ids[3:], "corpus")
     assert "2 documents" in capsys.readouterr().out
 
 
