@@ -44,7 +44,7 @@ def test_depths_left_on_the_host(gpu: SimulatedCuda) -> None:
         return torch.tensor(self.depths)
 
     fault = mock.patch.object(TreeTopology, "depth_tensor", on_host)
-    with pytest.raises(DeviceMismatch, match=r"cpu and cuda:0 .* at model/engine/\w+.py:\d+"):
+    with pytest.raises(DeviceMismatch, match=r"cpu and cuda:0 .* at model/backends/\w+.py:\d+"):
         with_fault(fault, "eager", gpu)
 
 
