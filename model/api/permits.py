@@ -39,7 +39,6 @@ class Permits:
 
     There are two locks, and `step` is taken before `changed`. A sequence waits for its permit on `changed` alone,
     so that the sequence under way can go on.
-
     """
 
     def __init__(self) -> None:

@@ -60,9 +60,8 @@ class Permit:
 class SharedPass(NamedTuple):
     """The outcome of a pass over the trees of several sequences."""
 
-    logits: Sequence[
-        torch.Tensor
-    ]  # after every node of each sequence, [N, V] each; valid until the next pass
+    # After every node of each sequence, [N, V] each; valid until the next pass.
+    logits: Sequence[torch.Tensor]
     # Copies what is read of all sequences to the host in one transfer; takes the number of candidates, and whether
     # logit samples are wanted.
     read: Callable[[int, bool], list[ReadOut]]

@@ -135,8 +135,8 @@ def _one_by_one(
     query: torch.Tensor,  # [1, H, S, D]
     key: torch.Tensor,  # [1, K, S, D], from `with_sequences`
     value: torch.Tensor,  # unused, as the sequences have theirs
-    attention_mask: torch.Tensor
-    | None,  # additive, [1, 1, S, T]; a row begins with its sequence's own keys
+    # Additive, [1, 1, S, T]; a row begins with its sequence's own keys.
+    attention_mask: torch.Tensor | None,
     *arguments: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:

@@ -119,9 +119,8 @@ class Passes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.calls = CapturedCalls(device)
-        self.logits: dict[
-            int, torch.Tensor
-        ] = {}  # of the last pass over each bucket of nodes, [P, V]
+        # Of the last pass over each bucket of nodes, [P, V].
+        self.logits: dict[int, torch.Tensor] = {}
         self.last: torch.Tensor | None = None  # the logits of the last pass
         self._inputs: dict[int, PassInputs] = {}
 
@@ -155,9 +154,8 @@ class ModelState:
         )
         self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
         config = model.config.get_text_config(decoder=True)
-        self._windows = [
-            getattr(config, name, None) for name in WINDOWS
-        ]  # a self-test shortens them
+        # A self-test shortens them.
+        self._windows = [getattr(config, name, None) for name in WINDOWS]
         self._adapters = active_adapters(model)
 
     def __eq__(self, other: object) -> bool:

@@ -41,9 +41,8 @@ class HiddenStates:
         wanted: tuple[int, ...],  # `FINAL`, or i for the input of layer i; W of them
         device: torch.device,  # for the captured rows
         lock: Any,  # held while hooks are in the model
-        run: Callable[
-            [], Any
-        ],  # a plain pass over two tokens, with the last one's logits alone, as for prompts
+        # A plain pass over two tokens, with the last one's logits alone, as for prompts.
+        run: Callable[[], Any],
     ) -> None:
         for layer in wanted:
             if not FINAL <= layer < num_layers:

@@ -291,13 +291,11 @@ OF_TRANSFORMERS = (
 class OwnCode:
     """A model's own code at one time; equal if nothing was set, removed or replaced."""
 
-    hooks: tuple[
-        int, ...
-    ]  # PyTorch's numbers, which it gives once; those of all modules among them
+    # PyTorch's numbers, which it gives once; those of all modules among them.
+    hooks: tuple[int, ...]
     functions: tuple[Any, ...]  # that were set on single modules
-    classes: frozenset[
-        tuple[type, Any]
-    ]  # with their forwards, and what prepares the model's inputs
+    # With their forwards, and what prepares the model's inputs.
+    classes: frozenset[tuple[type, Any]]
     is_of_class: bool  # whether the model's class, or a base of it, brings some from elsewhere
 
     @classmethod
