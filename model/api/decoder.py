@@ -290,7 +290,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used, in
                 its turn.
-            RuntimeError: at a step, if it is another text's permit (`model.api.permits`).
+            RuntimeError: at a step, if another text has the permit (`model.api.permits`).
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
         refuse_foreign(foreign, self.answers)

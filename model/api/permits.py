@@ -149,7 +149,7 @@ class SequenceQueue:
 
         Raises:
             ValueError: as `Request.checked` and `check_model`. At once.
-            RuntimeError: at a step, if it is another sequence's permit.
+            RuntimeError: at a step, if another sequence has the permit.
         """
         self.check_model()
         request.checked(self.target)

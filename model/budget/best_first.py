@@ -5,7 +5,7 @@ accepted if its whole path is, so its probability is the product along the path.
 order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
 the number to keep is chosen while growing (`model.engine.budget`).
 
-Functions and structs are declared once, in C++, and read from its sequence, so that Python cannot disagree about an
+Functions and structs are declared once, in C++, and read from its text, so that Python cannot disagree about an
 order or a type.
 """
 
@@ -150,7 +150,7 @@ class Growth:
     Args:
         library: of the functions.
         name: that their names begin with: "pool" for `pool_new`, `pool_free`, `pool_start` and so on.
-        declared: the C++ sequence that declares the struct of the source.
+        declared: the C++ text that declares the struct of the source.
         shared: its numbers and arrays, by name.
     """
 

@@ -11,7 +11,7 @@ steps of both kinds follow each other closely. A Kalman filter (R. E. Kalman, A 
 Linear Filtering and Prediction Problems, 1960) on the two logarithms separates them.
 
 Even a step whose drafter finds nothing pays for the search and for reading and learning candidates.
-On a small model that is several percent of a step, which sequence without repetition never earns back.
+On a small model that is several percent of a step, which a text without repetition never earns back.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ class CostModel:
         )
         return type(self)(self.sizes, near, far)
 
-    def of_sequences(self, num_sequences: int, for_text: tuple[float, float]) -> CostModel:
+    def of_sequences(self, num_sequences: int, for_sequence: tuple[float, float]) -> CostModel:
         """Return the costs of a step of several sequences by 1 and the drafted nodes of all, with nothing learned.
 
-        A further sequence adds the milliseconds `for_text`, near and far, beside those of its root.
+        A further sequence adds the milliseconds `for_sequence`, near and far, beside those of its root.
         """
         larger = [size for size in self.sizes if size > num_sequences]
         near, far = (
@@ -197,7 +197,7 @@ class CostModel:
                 np.interp((num_sequences, *larger), self.sizes, curve)
                 + (num_sequences - 1) * for_each
             )
-            for curve, for_each in zip((self.near, self.far), for_text, strict=True)
+            for curve, for_each in zip((self.near, self.far), for_sequence, strict=True)
         )
         sizes = (1, *(size - num_sequences + 1 for size in larger))
         return type(self)(sizes, near, far)

@@ -100,7 +100,5 @@ def vocabulary_hash(tokenizer: Any) -> str:
     Tokens that were added are left out: models with the same vocabulary often have other special tokens.
     """
     added = tokenizer.get_added_vocab()
-    tokens = sorted(
-        (id_, sequence) for sequence, id_ in tokenizer.get_vocab().items() if sequence not in added
-    )
+    tokens = sorted((id_, text) for text, id_ in tokenizer.get_vocab().items() if text not in added)
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()

@@ -28,9 +28,9 @@ from .measure import MAX_MEASURED_NODES, contexts_of, step_costs
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
-TEXT_COSTS = "sequence-costs"
+SEQUENCE_COSTS = "sequence-costs"
 # Sequences of the timed packed pass, and rounds of timing, of which the fastest counts.
-TIMED_TEXTS, ROUNDS = 4, 7
+TIMED_SEQUENCES, ROUNDS = 4, 7
 # Fewest nodes that a sequence may offer, however many sequences there are, and the probability below which none is
 # offered: such nodes do not pay on any device that was measured.
 FEWEST_OFFERED, LEAST = 8, 0.02
@@ -115,7 +115,7 @@ class BatchBudget:
 
     def __init__(self, target: TargetModel) -> None:
         self._measured = step_costs(target)
-        self._for_text = text_costs(target)
+        self._for_sequence = sequence_costs(target)
         self._costs: dict[int, CostModel] = {}  # by the number of sequences
 
     def is_paused(self, num_sequences: int) -> bool:
@@ -158,7 +158,7 @@ class BatchBudget:
     def _of(self, num_sequences: int) -> CostModel:
         """Return the costs of steps of this many sequences."""
         if num_sequences not in self._costs:
-            costs = self._measured.of_sequences(num_sequences, self._for_text)
+            costs = self._measured.of_sequences(num_sequences, self._for_sequence)
             kin = (
                 one
                 for number, one in self._costs.items()
@@ -178,25 +178,25 @@ def batch_budget(drafter: Drafter, target: TargetModel) -> BatchBudget | None:
     return BatchBudget(target) if wants_costs and not why_not_packed(target) else None
 
 
-def text_costs(target: TargetModel) -> tuple[float, float]:
+def sequence_costs(target: TargetModel) -> tuple[float, float]:
     """Return the milliseconds that a further sequence adds to a pass, its rows aside, near and far (`CONTEXTS`).
 
     Its keys are read, and each layer attends once more. Measured at the first call.
     """
     with target.lock:
-        if TEXT_COSTS not in target.measured:
-            near, far = (_text_cost(target, context) for context in contexts_of(target))
-            target.measured[TEXT_COSTS] = near, far
-        found: tuple[float, float] = target.measured[TEXT_COSTS]
+        if SEQUENCE_COSTS not in target.measured:
+            near, far = (_sequence_cost(target, context) for context in contexts_of(target))
+            target.measured[SEQUENCE_COSTS] = near, far
+        found: tuple[float, float] = target.measured[SEQUENCE_COSTS]
         return found
 
 
 @torch.inference_mode()
-def _text_cost(target: TargetModel, context: int) -> float:
-    passes = shared_passes(target, TIMED_TEXTS)
-    caches = [passes.new_cache(context + TIMED_TEXTS) for _ in range(TIMED_TEXTS)]
-    own = target.new_cache(context + TIMED_TEXTS)
-    roots, star = [DraftTree.chain([1])] * TIMED_TEXTS, DraftTree.star([1] * TIMED_TEXTS)
+def _sequence_cost(target: TargetModel, context: int) -> float:
+    passes = shared_passes(target, TIMED_SEQUENCES)
+    caches = [passes.new_cache(context + TIMED_SEQUENCES) for _ in range(TIMED_SEQUENCES)]
+    own = target.new_cache(context + TIMED_SEQUENCES)
+    roots, star = [DraftTree.chain([1])] * TIMED_SEQUENCES, DraftTree.star([1] * TIMED_SEQUENCES)
 
     def shared() -> None:
         passes.forward(roots, caches)
@@ -210,4 +210,4 @@ def _text_cost(target: TargetModel, context: int) -> float:
             for cache in (own, *caches):
                 cache.set_length(context)
             fastest[run] = min(fastest[run], seconds_of(run, target.synchronize))
-    return max(0.0, 1e3 * (fastest[shared] - fastest[alone]) / (TIMED_TEXTS - 1))
+    return max(0.0, 1e3 * (fastest[shared] - fastest[alone]) / (TIMED_SEQUENCES - 1))

@@ -144,11 +144,11 @@ def run(file: Path, drafters: Sequence[str], extend: bool, threads: int | None =
     for words, drafter in made:
         check_replayable(drafter, words, source.top_k)
     target = ReplayTarget(recording, load_recorded_model(source, threads) if extend else None)
-    num_known = recording.num_sequences
+    num_known = recording.num_texts
     rows = {}
     for words, drafter in progress(made, unit="drafter"):
         rows[words] = figures(score(target, drafter, recording.turns))
-    if recording.num_sequences > num_known:  # before anything is printed: a reader may leave
+    if recording.num_texts > num_known:  # before anything is printed: a reader may leave
         recording.save(file)
     print(
         f"{len(recording.turns)} turns of {source.questions}, {source.model_path}, {source.dtype}"
@@ -157,13 +157,13 @@ def run(file: Path, drafters: Sequence[str], extend: bool, threads: int | None =
     print(
         markdown_table(header, [[words, *map(figure_text, found)] for words, found in rows.items()])
     )
-    if recording.num_sequences > num_known:
-        print(f"{recording.num_sequences - num_known} texts added: {_size(recording, file)}")
+    if recording.num_texts > num_known:
+        print(f"{recording.num_texts - num_known} texts added: {_size(recording, file)}")
     print(json_line({words: found._asdict() for words, found in rows.items()}))
 
 
 def _size(recording: Recording, file: Path) -> str:
-    rows = f"{recording.num_sequences} texts with {recording.source.top_k} tokens each"
+    rows = f"{recording.num_texts} texts with {recording.source.top_k} tokens each"
     return f"{rows}, {file.stat().st_size / 2**20:.1f} MB in {file}"
 
 

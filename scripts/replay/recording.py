@@ -74,7 +74,7 @@ class Recording:
         }
 
     @property
-    def num_sequences(self) -> int:
+    def num_texts(self) -> int:
         """Texts M with a row."""
         return len(self._tokens) - 1
 

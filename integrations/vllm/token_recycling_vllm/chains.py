@@ -41,7 +41,7 @@ NUM_AGREEMENTS = 8
 # Observations that the initial rate of a kind counts for, and most that it is averaged over.
 PRIOR_STRENGTH, MEMORY = 8.0, 400.0
 # Steps without any draft after which one is drafted to learn what a row costs.
-LONGEST_REST = 64
+LONGEST_PAUSE = 64
 # Drafting must promise this factor more tokens a millisecond than not drafting.
 MARGIN = 1.01
 # Share of what is known that is kept after a step.
@@ -183,7 +183,7 @@ class DepthChooser:
     def __init__(self, is_auto: bool) -> None:
         self.cost = StepCost()
         self._is_auto = is_auto
-        self._num_rested = 0
+        self._num_paused = 0
 
     def floor(self, num_requests: int) -> float:
         """Return the probability below which a token of a batch cannot pay."""
@@ -207,10 +207,10 @@ class DepthChooser:
         if rate[best] < MARGIN * rate[0]:
             best = 0
         if best == 0:
-            self._num_rested += 1
-            if self._num_rested <= LONGEST_REST:
+            self._num_paused += 1
+            if self._num_paused <= LONGEST_PAUSE:
                 return np.zeros(num_requests, dtype=np.int64)
             best = min(num_requests, len(gains))
-        self._num_rested = 0
+        self._num_paused = 0
         # Ties at the smallest gain may draft a few tokens more.
         return (probabilities >= gains[best - 1]).sum(axis=1)

@@ -6,7 +6,7 @@ static shapes of a pass of `model.backends.graphs.graphed_target` and is replaye
 same way.
 
 It accepts exactly what `model.engine.verification.verify` accepts in greedy decoding, with the same
-near-ties, ends of sequence and limits. Drafters that support it implement `Drafter.on_device`.
+near-ties, ends of text and limits. Drafters that support it implement `Drafter.on_device`.
 
 Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabulary, k candidates.
 """
@@ -159,8 +159,8 @@ class StaticDeviceStep:
         is_open = torch.zeros_like(chosen, dtype=torch.bool)
         if self._tie_margin and count > 1:
             is_open = values[:, 0] - values[:, 1] < tie_gaps(values[:, 0], self._tie_margin)
-        ends_text = torch.isin(token_ids, self._ends) & ~self._is_root
-        goes_on = ~is_open & ~ends_text & (self._depths < self._max_tokens)
+        ends_sequence = torch.isin(token_ids, self._ends) & ~self._is_root
+        goes_on = ~is_open & ~ends_sequence & (self._depths < self._max_tokens)
         matches = (token_ids == chosen[self._parents]) & goes_on[self._parents]
         is_accepted = ((matches | self._is_root) | ~self._sees).all(dim=1)  # the whole path matches
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]

@@ -35,9 +35,9 @@ from ..passes.slots import Slots
 from ..passes.static_cache import (
     GraphCache,
     PassInputs,
+    SequenceNodes,
     StaticStorage,
     StaticView,
-    TextNodes,
 )
 from ..proofs.support import UnsupportedModelError
 from ..target import Preparation, TargetModel
@@ -205,7 +205,7 @@ class GraphedTarget(TargetModel):
         num_padded = self.padded_size(num_nodes)
         passes = self.passes_over(cache.storage)
         inputs = passes.inputs_of(num_padded)
-        inputs.upload({0: TextNodes(cache.length, tree)}, cache.take_moves())
+        inputs.upload({0: SequenceNodes(cache.length, tree)}, cache.take_moves())
         length = length_bucket(cache.length + num_padded)
         view = cache.storage.view(min(length, cache.storage.num_rows))  # a slot has any number
         self._shapes.add((num_padded, view.num_rows))

@@ -22,7 +22,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ...machine.hardware import uploaded
-from ..states.layers import StateLayer, TextStates
+from ..states.layers import SequenceStates, StateLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class TreeCache(Cache):
         """Become a cache of these layers, from `new_layer`."""
         Cache.__init__(self, layers=list(layers))  # a model's own cache class takes other arguments
         self.capacity = capacity
-        self.states = TextStates(layers)
+        self.states = SequenceStates(layers)
         self.has_states = bool(self.states)
         self.is_linear = [type(layer) is StateLayer for layer in layers]
         self._writing_layers = [layer for layer in layers if getattr(layer, "has_rows", False)]

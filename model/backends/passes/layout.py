@@ -15,8 +15,8 @@ from ..states.layers import (
     CONTAINERS,
     REPLACED,
     Container,
+    SequenceStates,
     State,
-    TextStates,
     first_states,
     has_read_states,
     num_state_bytes,
@@ -162,7 +162,7 @@ class OwnStatesCache(TreeCache):
         self.__dict__.update(
             {name: value for name, value in vars(empty).items() if name not in REPLACED}
         )
-        self.states = TextStates(self.layers, states)
+        self.states = SequenceStates(self.layers, states)
         for name in CONTAINERS:
             setattr(self, name, Container(self.layers, name))
 

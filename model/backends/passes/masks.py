@@ -29,7 +29,7 @@ class TreeMasks:
     """The masks that a model takes.
 
     Args:
-        config: the model's, of its sequence part.
+        config: the model's, of its text part.
     """
 
     def __init__(self, config: Any) -> None:

@@ -27,7 +27,7 @@ from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .probes import probes_of_sequences, reading_probes
 from .slots import SlotCache, Slots
-from .static_cache import TextNodes
+from .static_cache import SequenceNodes
 
 # Nodes of each sequence, which all sequences together multiply, and the step between larger numbers.
 NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24, 32, 48, 64, 88, 128)
@@ -90,7 +90,7 @@ class SlotPasses:
             begin = cache.index * slots.num_rows
             mine = cache.take_moves(inputs.most_moved - len(moves))
             moves += [(begin + source, begin + target) for source, target in mine]
-        sequences = {cache.index: TextNodes(cache.length, tree) for tree, cache in pairs}
+        sequences = {cache.index: SequenceNodes(cache.length, tree) for tree, cache in pairs}
         inputs.upload(sequences, moves, idle_start=slots.num_rows - 1)
         hidden = self._target.capturing
         probes = probes_of_sequences(

@@ -27,7 +27,7 @@ from .cache import BufferShape, LayerShape, TreeCache, new_layer
 MOST_MOVED = 32
 
 
-class TextNodes(NamedTuple):
+class SequenceNodes(NamedTuple):
     """The nodes of one sequence's draft."""
 
     start: int  # rows of the sequence in use before the pass
@@ -79,7 +79,7 @@ class PassInputs:
 
     def upload(
         self,
-        sequences: Mapping[int, TextNodes],
+        sequences: Mapping[int, SequenceNodes],
         moves: Sequence[tuple[int, int]],
         idle_start: int = 0,
     ) -> None:

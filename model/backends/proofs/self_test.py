@@ -375,10 +375,10 @@ def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float)
 
 @contextmanager
 def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
-    sequence = (
+    text = (
         f"{kind}: comparing drafts with plain forward passes, once a model; slow on a busy machine"
     )
-    timer = Timer(SLOW_SECONDS, say, (sequence,))
+    timer = Timer(SLOW_SECONDS, say, (text,))
     timer.daemon = True
     timer.start()
     try:

@@ -266,7 +266,7 @@ class Branches:
         self.after: dict[int, Callable[[int], State]] = {}  # by layer, gives the state after a node
 
 
-class TextStates:
+class SequenceStates:
     """The states of a sequence; empty for attention alone.
 
     Args:
@@ -355,7 +355,7 @@ class TextStates:
         known = [*self._marked] if self._is_reading else [*self._marked, length]
         return max(number for number in known if number <= wanted)
 
-    def take_from(self, other: TextStates, wanted: int, length: int) -> None:
+    def take_from(self, other: SequenceStates, wanted: int, length: int) -> None:
         """Go on from another sequence's states after `wanted` rows, of the `length` that it has in use."""
         if self.layers:
             self._set(other.copy() if wanted == length else other._marked[wanted])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from token_recycling_vllm.chains import LONGEST_REST, DepthChooser, StepCost
+from token_recycling_vllm.chains import LONGEST_PAUSE, DepthChooser, StepCost
 
 
 def cost_of(fixed: float, of_request: float, of_row: float) -> StepCost:
@@ -44,7 +44,7 @@ def test_free_rows_are_drafted_and_dear_ones_only_if_likely():
 def test_a_guess_is_drafted_now_and_then_to_learn_what_a_row_costs():
     chooser = DepthChooser(True)
     chooser.cost = cost_of(1.0, 0.0, 10.0)
-    lengths = [int(chooser.lengths(np.array([[0.2, 0.1]])).sum()) for _ in range(3 * LONGEST_REST)]
+    lengths = [int(chooser.lengths(np.array([[0.2, 0.1]])).sum()) for _ in range(3 * LONGEST_PAUSE)]
     assert 2 <= sum(map(bool, lengths)) <= 3
 
 

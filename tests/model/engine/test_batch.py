@@ -295,7 +295,7 @@ class GivenBudget(BatchBudget):
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = {}
-        self._measured, self._for_text = costs, (0.0, 0.0)
+        self._measured, self._for_sequence = costs, (0.0, 0.0)
 
     def learn(self, *figures: Any) -> None:
         """Do nothing."""

@@ -136,9 +136,9 @@ def test_a_drafter_that_asks_for_something_new_needs_the_model(
     new = "lookahead --window 12 --level 3"
     with pytest.raises(UserError, match=r"not in the recording; add --extend to ask the model"):
         replayed(recording, new, target=None)
-    num_sequences = recording.num_sequences
+    num_texts = recording.num_texts
     scores = replayed(recording, new, target)
-    assert recording.num_sequences > num_sequences
+    assert recording.num_texts > num_texts
     assert [list(turn.accept_lengths) for turn in scores] == live(recording, new, target)
     assert replayed(recording, new, target=None) == scores
 
@@ -153,7 +153,7 @@ def test_what_is_saved_is_loaded(recorded: tuple[Path, TargetModel], tmp_path: P
     loaded = Recording.load(again)
     assert loaded.source == recording.source and loaded.turns == recording.turns
     of_a_text = 8 + sum(first[name][0].nbytes for name in ("ids", "logits", "probes"))
-    num_bytes = recording.num_sequences * of_a_text
+    num_bytes = recording.num_texts * of_a_text
     assert abs(file.stat().st_size - num_bytes) < 0.05 * num_bytes + 9000
 
 

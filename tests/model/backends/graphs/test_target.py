@@ -14,7 +14,7 @@ from torch import nn
 import model.backends.graphs.captured
 from model.backends.graphs.captured import length_bucket, node_bucket
 from model.backends.graphs.graphed_target import GraphedTarget
-from model.backends.passes.static_cache import PassInputs, TextNodes
+from model.backends.passes.static_cache import PassInputs, SequenceNodes
 from model.backends.proofs.self_test import Probe, expected_logits, self_test, verified_logits
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
@@ -62,7 +62,7 @@ def test_a_node_that_sees_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     target = GraphedTarget(known(LLAMA).build())
     upload = PassInputs.upload
 
-    def seen(inputs: PassInputs, texts: dict[int, TextNodes], *others: Any) -> None:
+    def seen(inputs: PassInputs, texts: dict[int, SequenceNodes], *others: Any) -> None:
         upload(inputs, texts, *others)
         inputs.sees[0, 0, texts[0].tree.topology.num_nodes :] = True
 

@@ -22,7 +22,7 @@ from model.backends.passes.prefix_cache import PrefixCache
 from model.backends.proofs.self_test import Probe, compare, self_test
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.states import mixers
-from model.backends.states.layers import TextStates, tensors_of
+from model.backends.states.layers import SequenceStates, tensors_of
 from model.backends.states.scans import RECURRENCES, TreeScan
 from model.backends.target import TargetModel
 from model.engine.levels import LevelTree
@@ -187,7 +187,7 @@ def test_the_state_of_a_wrong_node_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_states_after_a_rejected_draft_that_are_not_restored_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TextStates, "keep", lambda *_: None)
+    monkeypatch.setattr(SequenceStates, "keep", lambda *_: None)
     with pytest.raises(UnsupportedModelError, match="chain is not lossless"):
         self_test(TargetModel(known("Qwen3.5").build()))
 
