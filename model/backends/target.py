@@ -61,7 +61,7 @@ class Preparation(NamedTuple):
 
 
 class PassShapes:
-    """The shapes of passes: a stock model takes any, with nothing to prepare.
+    """The shapes of passes and what is read of them: a stock model takes any, with nothing to prepare.
 
     CUDA graphs need a few fixed ones (`model.backends.graphs.graphed_target`), prepared before times are measured.
     """
@@ -95,6 +95,17 @@ class PassShapes:
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
         """Prepare passes over drafts of these sizes after sequences of up to `num_tokens` tokens."""
+
+    def read_out(
+        self,
+        cache: Any,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_samples: bool,
+    ) -> ReadOut:
+        """Copy to the host what is read of the last pass with this cache, over this tree (`read_out`)."""
+        return read_out(tree, logits, num_candidates, with_samples)
 
     def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
         """Return a drafter's steps that run whole on the device; None if they cannot."""
@@ -186,17 +197,6 @@ class TargetModel(PassShapes, LoadedModel):
         if topology.is_chain and (self.device.type != "cuda" or self.chain_only):
             return False
         return topology.num_nodes > 1 and self._attention_shape is not None
-
-    def read_out(
-        self,
-        cache: TreeCache,
-        tree: DraftTree,
-        logits: torch.Tensor,
-        num_candidates: int,
-        with_samples: bool,
-    ) -> ReadOut:
-        """Copy to the host what is read of the last pass with this cache, over this tree (`read_out`)."""
-        return read_out(tree, logits, num_candidates, with_samples)
 
     def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
         """Return the block to read a draft in: states are read from each node's parent on."""

@@ -26,7 +26,7 @@ from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.engine.backend import PREFILL_CHUNK, PromptChunk
-from model.engine.read_out import ReadOut, logit_samples_of, read_out, sampled_ids
+from model.engine.read_out import logit_samples_of, sampled_ids
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.operations import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording, Source
@@ -118,16 +118,6 @@ class ReplayTarget(PassShapes):
     def forward(self, tree: DraftTree, cache: ReplayCache) -> torch.Tensor:
         """Append all nodes and return their logits [N, V]."""
         return self._logits(self._append(tree, cache))
-
-    def read_out(
-        self,
-        cache: ReplayCache,
-        tree: DraftTree,
-        logits: torch.Tensor,
-        num_candidates: int,
-        with_samples: bool,
-    ) -> ReadOut:
-        return read_out(tree, logits, num_candidates, with_samples)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
         """Append a tree's nodes to the cache; return their texts, -1 for those without a row."""
