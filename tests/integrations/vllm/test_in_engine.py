@@ -172,8 +172,10 @@ def test_sampling_is_refused_with_the_reason(drafting):
 def test_a_wrong_option_and_an_unknown_vllm_are_refused(monkeypatch):
     with pytest.raises(RuntimeError, match="got 'topk'; allowed: top_k"):
         engine(options={"topk": 3})
-    changed = seams.Hook(
-        "vllm.v1.worker.gpu_model_runner", "GPUModelRunner.propose_draft_token_ids", ("drafts",)
+    changed: seams.Hook = (
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner.propose_draft_token_ids",
+        ("drafts",),
     )
     monkeypatch.setattr(seams, "HOOKS", (changed,))
     with pytest.raises(
