@@ -20,12 +20,14 @@ from .prompts import Prompt
 
 # Most new tokens of every text, or of each.
 Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
+# Token ids of a prompt, or the error that stands for them, and its limit.
+Asked: TypeAlias = tuple[Sequence[int] | Exception, int]
 
 
 def answers_of(
     batch: Batch,
-    prompts: Iterator[tuple[Prompt, int]],
-    request_of: Callable[[int, Prompt, int], Request | Exception],
+    asked: Iterator[Asked],
+    request_of: Callable[[int, Sequence[int], int], Request],
     output_of: Callable[[Sequence[int], Sequence[StepRecord]], GenerateOutput],
     return_exceptions: bool,
     **bar: Any,
@@ -34,8 +36,8 @@ def answers_of(
 
     Args:
         batch: decodes texts.
-        prompts: each with its limit (`with_limits`).
-        request_of: makes a request of an index, a prompt and a limit; or an error that stands for it.
+        asked: prompts that were read (`read_prompts`).
+        request_of: makes a request of an index, a prompt's tokens and a limit.
         output_of: makes an answer of a prompt's tokens and the steps.
         return_exceptions: whether an error stands in the place of an answer; else it is raised. What the iterable
             raises is raised when the texts under way have ended.
@@ -44,23 +46,24 @@ def answers_of(
     under_way: dict[int, Sequence[int]] = {}
     failures: list[Exception] = []  # the iterable's
 
-    def asked() -> Iterator[tuple[int, Request | Exception]]:
-        numbered = enumerate(prompts)
+    def requests() -> Iterator[tuple[int, Request | Exception]]:
+        numbered = enumerate(asked)
         while True:
             try:
-                index, (prompt, limit) = next(numbered)
+                index, (prompt_ids, limit) = next(numbered)
             except StopIteration:
                 return
             except Exception as error:  # the texts under way are not to blame
                 failures.append(error)
                 return
-            request = request_of(index, prompt, limit)
-            if isinstance(request, Request):
-                under_way[index] = request.prompt_ids
-            yield index, request
+            if isinstance(prompt_ids, Exception):
+                yield index, prompt_ids
+                continue
+            under_way[index] = prompt_ids
+            yield index, request_of(index, prompt_ids, limit)
 
     with closing(batch), progress(unit="answer", **bar) as shown:
-        for index, _, error, steps in run(batch, asked()):
+        for index, _, error, steps in run(batch, requests()):
             prompt_ids = under_way.pop(index, ())
             if error is not None and hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"at prompt {index}")
@@ -102,6 +105,30 @@ def check_processors(processors: Any) -> None:
                 f"logits_processors: got a {type(one).__name__}, which keeps the state of one text; allowed: "
                 "with generate, one prompt at a time"
             )
+
+
+def read_prompts(
+    prompts: Iterable[Prompt],
+    max_new_tokens: Limits,
+    read: Callable[[int, Prompt, int], Asked],
+    return_exceptions: bool,
+) -> Iterator[Asked]:
+    """Return an iterator over prompts that `read` reads by index, prompt and limit, which have a length at once.
+
+    Raises:
+        ValueError: as `with_limits`.
+        Exception: the error of the first prompt that cannot be used, of those that have a length, unless errors
+            are returned.
+    """
+    numbered = enumerate(with_limits(prompts, max_new_tokens))
+    asked = (read(index, prompt, limit) for index, (prompt, limit) in numbered)
+    if not isinstance(prompts, Sized):
+        return asked
+    known = list(asked)
+    for prompt_ids, _ in known:
+        if isinstance(prompt_ids, Exception) and not return_exceptions:
+            raise prompt_ids
+    return iter(known)
 
 
 def with_limits(prompts: Iterable[Prompt], max_new_tokens: Limits) -> Iterator[tuple[Prompt, int]]:

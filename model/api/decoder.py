@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -32,7 +31,15 @@ from ..engine.sequence import Request
 from ..engine.step import StepRecord
 from ..methods import MethodName, drafter_class
 from ..options import chosen
-from .answers import Limits, answers_of, check_processors, check_prompts, named_error, with_limits
+from .answers import (
+    Asked,
+    Limits,
+    answers_of,
+    check_processors,
+    check_prompts,
+    named_error,
+    read_prompts,
+)
 from .defaults import choice_of, config_of, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
@@ -228,12 +235,16 @@ class SpeculativeDecoder:
     ) -> list[GenerateOutput]:
         """Answer many prompts, several in each pass of the model; arguments and errors as `answers`.
 
+        All prompts are read, and checked, before the first token. What ends the call later, such as a processor's
+        error or Ctrl-C, has the answers that were done in its attribute `answers`, by their prompts' indices.
+
         Returns:
             The answers in the order of the prompts.
         """
         refuse_foreign(foreign, self.generate_all)
-        found = self.answers(
-            prompts,
+        check_prompts(prompts)
+        answers = self.answers(
+            prompts if isinstance(prompts, Sized) else list(prompts),
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -246,7 +257,14 @@ class SpeculativeDecoder:
             return_exceptions=return_exceptions,
             show_progress=show_progress,
         )
-        return [output for _, output in sorted(found, key=itemgetter(0))]
+        found: dict[int, GenerateOutput] = {}
+        try:
+            for index, output in answers:
+                found[index] = output
+        except BaseException as error:
+            vars(error)["answers"] = found
+            raise
+        return [found[index] for index in sorted(found)]
 
     def answers(
         self,
@@ -273,8 +291,9 @@ class SpeculativeDecoder:
 
         Arguments are those of `generate`, but for these:
 
-        - prompts: any iterable, also an endless one. One is read when there is room for its text, and after the
-          answers that have made room were taken.
+        - prompts: any iterable. Of what has a length, such as a list, every prompt is checked before the first
+          token. Any other may be endless: one is read when there is room for its text, and after the answers that
+          have made room were taken.
         - batch_size: most texts under way. A model whose texts cannot share passes decodes them in turn.
         - max_new_tokens: limit, of all texts or of each.
         - seed: of the first text; each next one has the next seed. None uses torch's global generator, in an
@@ -288,8 +307,8 @@ class SpeculativeDecoder:
         - show_progress: whether a progress bar is written to standard error.
 
         Raises:
-            ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used, in
-                its turn.
+            ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used: of a
+                list at once, else in its turn.
             RuntimeError: at a step, if another text has the permit (`model.api.permits`).
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
@@ -302,21 +321,25 @@ class SpeculativeDecoder:
         stop, eos_ids = self._stop(stop_strings), self.eos_ids
         self._warn_once()
 
-        def request_of(index: int, prompt: Prompt, limit: int) -> Request | Exception:
-            self.queue.check_model()
+        def read(index: int, prompt: Prompt, limit: int) -> Asked:
             try:
-                own_seed = None if seed is None else int(seed) + index
-                rule = token_rule(device, *of_rule, own_seed, logits_processors)
                 prompt_ids = prompt_ids_of(prompt, self.tokenizer)
-                return Request(prompt_ids, limit, eos_ids, rule, stop).checked(self.target)
+                Request(prompt_ids, limit).checked(self.target)
+                return prompt_ids, limit
             except Exception as error:  # a tokenizer may raise anything
-                return named_error(index, error)
+                return named_error(index, error), limit
 
-        limited = with_limits(prompts, max_new_tokens)
+        def request_of(index: int, prompt_ids: Sequence[int], limit: int) -> Request:
+            self.queue.check_model()
+            own_seed = None if seed is None else int(seed) + index
+            rule = token_rule(device, *of_rule, own_seed, logits_processors)
+            return Request(prompt_ids, limit, eos_ids, rule, stop)
+
+        asked = read_prompts(prompts, max_new_tokens, read, return_exceptions)
         batch = self.queue.batch(batch_size, shares_memory)
         total = len(prompts) if isinstance(prompts, Sized) else None
         bar = {"total": total, "disable": not show_progress}
-        return answers_of(batch, limited, request_of, self._output, return_exceptions, **bar)
+        return answers_of(batch, asked, request_of, self._output, return_exceptions, **bar)
 
     def steps(self, prompt_ids: Sequence[int], **options: Any) -> Generator[StepRecord, None, None]:
         """Return the steps of a text; `options` are those of a `Request`, all else as `SequenceQueue.steps_of`."""

@@ -178,16 +178,50 @@ def bad_prompts() -> list[tuple[Any, str]]:
 @pytest.mark.parametrize(("prompt", "message"), bad_prompts())
 def test_a_prompt_that_cannot_be_used_is_raised_in_its_turn(prompt: Any, message: str) -> None:
     decoder = decoder_for("pld", *demo())
-    answers = decoder.answers(
-        [PROMPTS[0], PROMPTS[1], prompt, PROMPTS[2]], batch_size=1, max_new_tokens=3
-    )
+    prompts = [PROMPTS[0], PROMPTS[1], prompt, PROMPTS[2]]
+    answers = decoder.answers(iter(prompts), batch_size=1, max_new_tokens=3)
     assert [next(answers)[0], next(answers)[0]] == [0, 1]
     with pytest.raises(ValueError, match=f"^prompt 2: {message}"):
         next(answers)
     assert list(answers) == [], "the first error ends it"
-    with pytest.raises(ValueError, match=r"^prompt 1: "):
-        decoder.generate_all([PROMPTS[0], prompt], max_new_tokens=3)
     assert decoder.generate(PROMPTS[0], max_new_tokens=3).token_ids
+
+
+@pytest.mark.parametrize(("prompt", "message"), bad_prompts())
+def test_a_list_is_checked_before_the_first_token(
+    prompt: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_for("pld", *demo())
+    monkeypatch.setattr(decoder.target, "forward", None)
+    monkeypatch.setattr(decoder.target, "prefill", None)
+    prompts = [*PROMPTS, prompt]
+    for ask in (
+        lambda: decoder.answers(prompts),
+        lambda: decoder.answers(tuple(prompts)),
+        lambda: decoder.generate_all(prompts),
+        lambda: decoder.generate_all(iter(prompts)),
+    ):
+        with pytest.raises(ValueError, match=f"^prompt 5: {message}"):
+            ask()
+
+
+@pytest.mark.parametrize("error", [ArithmeticError("of a processor"), KeyboardInterrupt()])
+def test_answers_that_are_done_are_on_the_error(error: BaseException) -> None:
+    decoder = decoder_for("pld", *demo())
+    last = demo()[1](PROMPTS[4]).input_ids
+
+    def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids[0].tolist() == last:
+            raise error
+        return scores
+
+    words: dict[str, Any] = {"batch_size": 2, "max_new_tokens": [2, 3, 2, 4, 3]}
+    expected = decoder.generate_all(PROMPTS, **words)
+    with pytest.raises(type(error)) as raised:
+        decoder.generate_all(PROMPTS, **words, logits_processors=[failing])
+    done = vars(raised.value)["answers"]
+    assert set(done) >= {0, 1, 2} and 4 not in done
+    assert all(one.token_ids == expected[index].token_ids for index, one in done.items())
 
 
 class Failing:
