@@ -98,8 +98,8 @@ def accelerate(
 ) -> Model:
     """Let a model's own `generate` decode with a method, with the tokens of transformers' `generate`.
 
-    `model.generate` then also has `steps`, `accept_lengths`, `save`, `load` and `reset`. A model that
-    is accelerated already gets the new method and options, and begins anew.
+    `model.generate` then also has `steps`, `accept_lengths`, `save_memory`, `load_memory` and `reset`. A model
+    that is accelerated already gets the new method and options, and begins anew.
 
     Args:
         model: a loaded causal LM in eval mode, also with peft's LoRA adapters or compiled.

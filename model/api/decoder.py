@@ -25,7 +25,7 @@ from ..backends.graphs.graphed_target import graphed
 from ..backends.proofs.self_test import prove
 from ..backends.proofs.support import eos_ids_of
 from ..backends.target import TargetModel
-from ..budget.memory import read_memory, save_memory
+from ..budget import memory
 from ..engine.rules import Processor, token_rule
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
@@ -233,7 +233,7 @@ class SpeculativeDecoder:
         show_progress: bool = False,
         **foreign: NoReturn,
     ) -> list[GenerateOutput]:
-        """Answer many prompts, several in each pass of the model; arguments and errors as `answers`.
+        """Answer many prompts, several in each pass of the model; arguments and errors as `as_completed`.
 
         All prompts are read, and checked, before the first token. What ends the call later, such as a processor's
         error or Ctrl-C, has the answers that were done in its attribute `answers`, by their prompts' indices.
@@ -243,7 +243,7 @@ class SpeculativeDecoder:
         """
         refuse_foreign(foreign, self.generate_all)
         check_prompts(prompts)
-        answers = self.answers(
+        answers = self.as_completed(
             prompts if isinstance(prompts, Sized) else list(prompts),
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
@@ -266,7 +266,7 @@ class SpeculativeDecoder:
             raise
         return [found[index] for index in sorted(found)]
 
-    def answers(
+    def as_completed(
         self,
         prompts: Iterable[Prompt],
         *,
@@ -312,7 +312,7 @@ class SpeculativeDecoder:
             RuntimeError: at a step, if another text has the permit (`model.api.permits`).
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
-        refuse_foreign(foreign, self.answers)
+        refuse_foreign(foreign, self.as_completed)
         check_prompts(prompts)
         check_processors(logits_processors)
         device, of_rule = self.target.device, (temperature, top_k, top_p)
@@ -386,9 +386,9 @@ class SpeculativeDecoder:
         options = dataclasses.asdict(self.drafter.config)
         twin = type(self)(self.target, self.tokenizer, self.method, **options)
         with self.queue.permits.step:
-            memory = self.drafter.memory()
-        if memory:
-            twin.drafter.load_memory(memory)
+            learned = self.drafter.memory()
+        if learned:
+            twin.drafter.load_memory(learned)
         return twin
 
     # Of any copy: weights are not copied.
@@ -400,26 +400,26 @@ class SpeculativeDecoder:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "decoder: cannot be pickled, since its kernels belong to this process; allowed: "
-            "save_matrix here, and load_matrix in a new decoder there"
+            "save_memory here, and load_memory in a new decoder there"
         )
 
-    def save_matrix(self, path: str | Path) -> None:
+    def save_memory(self, path: str | Path) -> None:
         """Save what the method has learned to a safetensors file.
 
         Raises:
             ValueError: if the method keeps nothing across prompts.
         """
         with self.queue.permits.step:
-            save_memory(self.drafter, Path(path), self.tokenizer)
+            memory.save_memory(self.drafter, Path(path), self.tokenizer)
 
-    def load_matrix(self, path: str | Path) -> None:
-        """Load what `save_matrix` wrote.
+    def load_memory(self, path: str | Path) -> None:
+        """Load what `save_memory` wrote.
 
         Raises:
             ValueError: if it was learned with another tokenizer, or does not fit this method and its options.
         """
         with self.queue.permits.step:
-            self.drafter.load_memory(read_memory(path, self.tokenizer))
+            self.drafter.load_memory(memory.read_memory(path, self.tokenizer))
 
 
 class TokenRecycling(SpeculativeDecoder):

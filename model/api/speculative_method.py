@@ -83,22 +83,22 @@ class SpeculativeMethod:
         """Tokens emitted by each of these steps, bonus token included."""
         return [len(step.tokens) for step in self.steps]
 
-    def save(self, path: str | Path) -> None:
+    def save_memory(self, path: str | Path) -> None:
         """Save what the method has learned to a safetensors file; ValueError if that is nothing."""
         if self.decoder is None:
             raise ValueError(
-                "save: got no call yet, so nothing was learned; allowed: after the first call"
+                "save_memory: got no call yet, so nothing was learned; allowed: after the first call"
             )
-        self.decoder.save_matrix(path)
+        self.decoder.save_memory(path)
 
-    def load(self, path: str | Path) -> None:
-        """Load what `save` wrote; before the first call, the file is read, and may be refused, when that begins."""
+    def load_memory(self, path: str | Path) -> None:
+        """Load what `save_memory` wrote; before the first call the file is read, or refused, when that begins."""
         with self._lock:
             if self.decoder is not None:
-                self.decoder.load_matrix(path)
+                self.decoder.load_memory(path)
             elif not Path(path).is_file():
                 raise FileNotFoundError(
-                    f"load: got {path}, which is not a file; allowed: a file that save wrote"
+                    f"load_memory: got {path}, which is not a file; allowed: a file that save_memory wrote"
                 )
             else:
                 self._saved = Path(path)
@@ -121,7 +121,7 @@ class SpeculativeMethod:
             if self.decoder is None:
                 decoder = made()
                 if self._saved is not None:
-                    decoder.load_matrix(self._saved)
+                    decoder.load_memory(self._saved)
                 self._saved, self.decoder = None, decoder
             if self.decoder.target.model is not model:
                 raise ValueError(

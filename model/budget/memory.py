@@ -73,7 +73,9 @@ def save_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
     """
     memory = drafter.memory()
     if not memory:
-        raise ValueError("save_matrix: this method keeps nothing across prompts")
+        raise ValueError(
+            "memory: this method keeps nothing across prompts, so there is nothing to save"
+        )
     metadata = {"config": json.dumps(dataclasses.asdict(drafter.config))}
     if tokenizer is not None:
         metadata[VOCABULARY] = vocabulary_hash(tokenizer)
@@ -83,12 +85,12 @@ def save_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
 
 def read_memory(file: str | Path, tokenizer: Any = None) -> dict[str, torch.Tensor]:
     """Read what `save_memory` wrote; ValueError if it was learned with another vocabulary, where both are known."""
-    refuse_lfs_pointer(file, f"load_matrix {file}")
+    refuse_lfs_pointer(file, f"memory {file}")
     with safe_open(file, framework="pt") as content:
         known = (content.metadata() or {}).get(VOCABULARY)
         if known and tokenizer is not None and known != vocabulary_hash(tokenizer):
             raise ValueError(
-                f"load_matrix {file}: was learned with another tokenizer, whose token ids mean other texts; "
+                f"memory {file}: was learned with another tokenizer, whose token ids mean other texts; "
                 "allowed: memory of models with the same vocabulary"
             )
         return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118

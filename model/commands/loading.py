@@ -334,7 +334,7 @@ def read_memory(file: str | None, tokenizer: Any = None) -> dict[str, torch.Tens
     try:
         return saved.read_memory(file, tokenizer)
     except ValueError as error:
-        raise UserError(str(error)) from error
+        raise UserError(f"load_matrix: {error}") from error
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"load_matrix {file}: is not a readable safetensors file: {first_line(error)}"

@@ -255,7 +255,7 @@ class Automaton:
         if not _are_nodes(nodes, edges, touched) or count > self._max_nodes:
             raise ValueError(
                 "automaton: got nodes, edges or an order that do not form an automaton of at most "
-                f"{self._max_nodes} nodes; allowed: what save_matrix wrote with the same options"
+                f"{self._max_nodes} nodes; allowed: what was saved with the same options"
             )
         for name, column in zip(COLUMNS, nodes.T.tolist(), strict=True):
             setattr(self, name, column)

@@ -119,9 +119,9 @@ def test_what_was_learned_is_saved_and_loaded(
     accelerate(model)
     model.generate(**inputs)
     first = len(model.generate.steps)
-    model.generate.save(tmp_path / "matrix.safetensors")
+    model.generate.save_memory(tmp_path / "matrix.safetensors")
     model.generate.reset()
-    model.generate.load(tmp_path / "matrix.safetensors")
+    model.generate.load_memory(tmp_path / "matrix.safetensors")
     model.generate(**inputs)
     assert len(model.generate.steps) < first
 

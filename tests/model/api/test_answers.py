@@ -77,7 +77,7 @@ def test_every_option_set_changes_the_answers() -> None:
 def test_answers_come_as_they_finish_and_all_in_the_order_of_the_prompts() -> None:
     decoder = decoder_for("vanilla", *demo())
     words = {"batch_size": 3, "max_new_tokens": [9, 3, 6, 1, 2]}
-    outputs = dict(decoder.answers(PROMPTS, **words))
+    outputs = dict(decoder.as_completed(PROMPTS, **words))
     assert [*outputs] == [1, 3, 2, 4, 0]
     in_order = decoder.generate_all(PROMPTS, **words)
     assert [one.token_ids for one in in_order] == [
@@ -106,7 +106,7 @@ def test_prompts_come_in_any_form(form: str) -> None:
 
 def test_no_prompts_have_no_answers() -> None:
     decoder = decoder_for("pld", *demo())
-    assert decoder.generate_all([]) == [] and list(decoder.answers(iter(()))) == []
+    assert decoder.generate_all([]) == [] and list(decoder.as_completed(iter(()))) == []
 
 
 # Prompts are read as far as there is room
@@ -128,7 +128,7 @@ def test_an_endless_iterable_is_read_as_far_as_there_is_room() -> None:
     decoder = decoder_for("vanilla", *demo())
     prompts = Endless()
     source = iter(prompts)
-    answers = decoder.answers(source, batch_size=2, max_new_tokens=4)
+    answers = decoder.as_completed(source, batch_size=2, max_new_tokens=4)
     assert prompts.num_read == 0, "nothing is read before the first answer is asked for"
     for num_taken in range(1, 8):
         index, output = next(answers)
@@ -150,7 +150,7 @@ def test_prompts_may_follow_from_answers() -> None:
             yield waiting.popleft()
 
     ended = []
-    for index, output in decoder.answers(turns(), batch_size=2, max_new_tokens=5):
+    for index, output in decoder.as_completed(turns(), batch_size=2, max_new_tokens=5):
         ended.append(output)
         if index < 4:
             asked.append([*output.sequences[0].tolist(), *tokenizer(" USER: And?").input_ids])
@@ -179,7 +179,7 @@ def bad_prompts() -> list[tuple[Any, str]]:
 def test_a_prompt_that_cannot_be_used_is_raised_in_its_turn(prompt: Any, message: str) -> None:
     decoder = decoder_for("pld", *demo())
     prompts = [PROMPTS[0], PROMPTS[1], prompt, PROMPTS[2]]
-    answers = decoder.answers(iter(prompts), batch_size=1, max_new_tokens=3)
+    answers = decoder.as_completed(iter(prompts), batch_size=1, max_new_tokens=3)
     assert [next(answers)[0], next(answers)[0]] == [0, 1]
     with pytest.raises(ValueError, match=f"^prompt 2: {message}"):
         next(answers)
@@ -196,8 +196,8 @@ def test_a_list_is_checked_before_the_first_token(
     monkeypatch.setattr(decoder.target, "prefill", None)
     prompts = [*PROMPTS, prompt]
     for ask in (
-        lambda: decoder.answers(prompts),
-        lambda: decoder.answers(tuple(prompts)),
+        lambda: decoder.as_completed(prompts),
+        lambda: decoder.as_completed(tuple(prompts)),
         lambda: decoder.generate_all(prompts),
         lambda: decoder.generate_all(iter(prompts)),
     ):
@@ -273,7 +273,7 @@ def test_what_a_processor_raises_is_raised_and_the_decoder_is_free() -> None:
     words: dict[str, Any] = {"max_new_tokens": 14, "logits_processors": [failing()]}
     found = []
     with pytest.raises(ArithmeticError, match="failed in a processor") as error:
-        for indexed in decoder.answers(PROMPTS, batch_size=2, **words):
+        for indexed in decoder.as_completed(PROMPTS, batch_size=2, **words):
             found.append(indexed)
     assert all(index != 1 for index, _ in found)
     assert "at prompt 1" in getattr(error.value, "__notes__", ["at prompt 1"])
@@ -290,7 +290,7 @@ def test_what_the_iterable_raises_comes_when_the_texts_under_way_have_ended(
         raise OSError("no more")
 
     decoder = decoder_for("pld", *demo())
-    answers = decoder.answers(
+    answers = decoder.as_completed(
         broken(), batch_size=8, max_new_tokens=[4, 2, 3, 5], return_exceptions=return_exceptions
     )
     assert sorted(index for index, _ in (next(answers) for _ in range(3))) == [0, 1, 2]
@@ -306,8 +306,8 @@ def test_limits_are_as_many_as_prompts(num_limits: int, says: str) -> None:
         ValueError,
         match=f"^max_new_tokens: got {num_limits} limits for 3 prompts; allowed: one for",
     ):
-        decoder.answers(PROMPTS[:3], max_new_tokens=limits)  # before anything runs
-    answers = decoder.answers(iter(PROMPTS[:3]), max_new_tokens=limits)
+        decoder.as_completed(PROMPTS[:3], max_new_tokens=limits)  # before anything runs
+    answers = decoder.as_completed(iter(PROMPTS[:3]), max_new_tokens=limits)
     assert len([next(answers) for _ in range(min(3, num_limits))]) == min(3, num_limits)
     with pytest.raises(
         ValueError, match=f"^max_new_tokens: got {num_limits} limits for {says} prompts"
@@ -331,15 +331,15 @@ def test_limits_are_as_many_as_prompts(num_limits: int, says: str) -> None:
         ({"prompts": PROMPTS[0]}, "prompts: got a str; allowed: several prompts, such as a list"),
         ({"prompts": {"input_ids": [[5]]}}, "prompts: got a dict; allowed: several prompts"),
         ({"prompts": 5}, "prompts: got a int; allowed: several prompts"),
-        ({"num_beams": 2}, "num_beams: not an argument of decoder.answers; allowed: "),
-        ({"batchsize": 2}, "argument of decoder.answers: got 'batchsize'; .*mean batch_size"),
+        ({"num_beams": 2}, "num_beams: not an argument of decoder.as_completed; allowed: "),
+        ({"batchsize": 2}, "argument of decoder.as_completed: got 'batchsize'; .*mean batch_size"),
     ],
 )
 def test_a_wrong_value_is_one_clear_error_at_once(words: dict[str, Any], message: str) -> None:
     decoder = decoder_for("pld", *demo())
     words = {"prompts": PROMPTS[:2]} | words
     with pytest.raises(ValueError, match=f"^{message}"):
-        decoder.answers(**words)
+        decoder.as_completed(**words)
     with pytest.raises(ValueError, match=f"^{message.replace('answers', 'generate_all')}"):
         decoder.generate_all(**words)
 
@@ -357,13 +357,13 @@ def test_processors_that_keep_the_state_of_a_text_are_refused(temperature: float
     with pytest.raises(
         ValueError, match=r"^logits_processors: got a Unbatched.*, which keeps the state of one"
     ):
-        decoder.answers(PROMPTS, temperature=temperature, logits_processors=guided)
+        decoder.as_completed(PROMPTS, temperature=temperature, logits_processors=guided)
 
 
 def test_a_model_that_was_changed_is_refused_whatever_is_returned() -> None:
     model, tokenizer = demo()
     decoder = decoder_for("pld", model, tokenizer)
-    answers = decoder.answers(PROMPTS, batch_size=1, max_new_tokens=2, return_exceptions=True)
+    answers = decoder.as_completed(PROMPTS, batch_size=1, max_new_tokens=2, return_exceptions=True)
     next(answers)
     model.train()
     try:
@@ -431,7 +431,7 @@ def test_answers_and_other_texts_wait_for_each_other() -> None:
         if number % 3 == 1:
             place = number % len(PROMPTS)
             return decoder.generate(PROMPTS[place], max_new_tokens=14).token_ids == expected[place]
-        for index, output in decoder.answers(PROMPTS, batch_size=3, max_new_tokens=14):
+        for index, output in decoder.as_completed(PROMPTS, batch_size=3, max_new_tokens=14):
             return output.token_ids == expected[index]  # and leaves
         return False
 
@@ -442,7 +442,7 @@ def test_answers_and_other_texts_wait_for_each_other() -> None:
 @pytest.mark.parametrize("way", ["leave", "close", "last answer"])
 def test_answers_that_are_over_free_the_decoder(way: str) -> None:
     decoder = decoder_for("recycling", *demo())
-    answers = decoder.answers(PROMPTS[:3], batch_size=2, max_new_tokens=4)
+    answers = decoder.as_completed(PROMPTS[:3], batch_size=2, max_new_tokens=4)
     if way == "leave":
         for _ in answers:
             break
@@ -459,7 +459,7 @@ def test_answers_that_are_over_free_the_decoder(way: str) -> None:
 
 def test_a_text_that_takes_the_turn_ends_the_answers() -> None:
     decoder = decoder_for("recycling", *demo())
-    answers = decoder.answers(PROMPTS, batch_size=2, max_new_tokens=[2, 9, 9, 9, 9])
+    answers = decoder.as_completed(PROMPTS, batch_size=2, max_new_tokens=[2, 9, 9, 9, 9])
     next(answers)
     expected = one_by_one("greedy")[2].token_ids
     assert decoder.generate(PROMPTS[2], max_new_tokens=14).token_ids == expected
@@ -476,7 +476,7 @@ def test_progress_goes_to_standard_error_alone(capsys: pytest.CaptureFixture[str
     decoder.generate_all([*PROMPTS[:2], []], **words, show_progress=True)
     shown = capsys.readouterr()
     assert shown.out == "" and "3/3" in shown.err
-    assert len(list(decoder.answers(iter(PROMPTS[:2]), **words, show_progress=True))) == 2
+    assert len(list(decoder.as_completed(iter(PROMPTS[:2]), **words, show_progress=True))) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and "2/?" in shown.err
 

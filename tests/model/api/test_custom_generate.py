@@ -330,22 +330,24 @@ def test_a_callable_serves_one_model() -> None:
 def test_what_was_learned_is_saved_and_loaded(tmp_path: Path) -> None:
     file = tmp_path / "learned.safetensors"
     decode = recycling()
-    with pytest.raises(ValueError, match=r"save: got no call yet, .*allowed: after the first call"):
-        decode.save(file)
-    with pytest.raises(FileNotFoundError, match=r"load: got .*, which is not a file"):
-        decode.load(file)
+    with pytest.raises(
+        ValueError, match=r"save_memory: got no call yet, .*allowed: after the first call"
+    ):
+        decode.save_memory(file)
+    with pytest.raises(FileNotFoundError, match=r"load_memory: got .*, which is not a file"):
+        decode.load_memory(file)
     llama().generate(IDS, **PLAIN, custom_generate=decode)
     num_steps = len(decode.steps)
-    decode.save(file)
+    decode.save_memory(file)
     decode.reset()
-    decode.load(file)
+    decode.load_memory(file)
     fresh = recycling()
-    fresh.load(file)  # kept until there is a decoder
+    fresh.load_memory(file)  # kept until there is a decoder
     for one in (decode, fresh):
         llama().generate(IDS, **PLAIN, custom_generate=one)
         assert len(one.steps) < num_steps, "it should know the text"
     other = recycling(output_id_topk=9)
-    other.load(file)
+    other.load_memory(file)
     for _ in range(2):
         # At every call, as nothing else was asked for.
         with pytest.raises(ValueError, match="int32 of shape"):

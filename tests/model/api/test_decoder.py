@@ -254,24 +254,26 @@ def test_a_matrix_is_saved_loaded_and_forgotten(tmp_path: Path) -> None:
     model, tokenizer = demo()
     first, second = TokenRecycling(model, tokenizer), TokenRecycling(model, tokenizer)
     first.generate(PROMPT, max_new_tokens=20)
-    first.save_matrix(tmp_path / "matrix.safetensors")
+    first.save_memory(tmp_path / "matrix.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["matrix.safetensors"]
-    second.load_matrix(tmp_path / "matrix.safetensors")
+    second.load_memory(tmp_path / "matrix.safetensors")
     learned = first.drafter.memory()["adjacency"]
     assert learned.any() and torch.equal(second.drafter.memory()["adjacency"], learned)
     second.reset()
     assert not second.drafter.memory()["adjacency"].any()
     with pytest.raises(ValueError, match="int32 of shape"):
-        TokenRecycling(model, output_id_topk=9).load_matrix(tmp_path / "matrix.safetensors")
+        TokenRecycling(model, output_id_topk=9).load_memory(tmp_path / "matrix.safetensors")
     with pytest.raises(ValueError, match="keeps nothing"):
-        SpeculativeDecoder(model, method="pld").save_matrix(tmp_path / "none.safetensors")
+        SpeculativeDecoder(model, method="pld").save_memory(tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match="keeps nothing"):
+        SpeculativeDecoder(model, method="pld").load_memory(tmp_path / "matrix.safetensors")
 
 
 def test_a_matrix_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     model, tokenizer = demo()
     file, bare = tmp_path / "matrix.safetensors", tmp_path / "bare.safetensors"
-    TokenRecycling(model, tokenizer).save_matrix(file)
-    TokenRecycling(model).save_matrix(bare)
+    TokenRecycling(model, tokenizer).save_memory(file)
+    TokenRecycling(model).save_memory(bare)
 
     words = json.loads(tokenizer.backend_tokenizer.to_str())
     ids = words["model"]["vocab"]
@@ -279,19 +281,19 @@ def test_a_matrix_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other = copy.deepcopy(tokenizer)
     other._tokenizer = Tokenizer.from_str(json.dumps(words))
     assert len(other) == len(tokenizer)
-    with pytest.raises(ValueError, match=r"^load_matrix .*: was learned with another tokenizer,"):
-        TokenRecycling(model, other).load_matrix(file)
+    with pytest.raises(ValueError, match=r"^memory .*: was learned with another tokenizer,"):
+        TokenRecycling(model, other).load_memory(file)
     decode = recycling(other)
-    decode.load(file)
+    decode.load_memory(file)
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     with pytest.raises(ValueError, match="another tokenizer"):
         model.generate(ids, custom_generate=decode, max_new_tokens=3)
 
     enlarged = copy.deepcopy(tokenizer)
     enlarged.add_special_tokens({"pad_token": "<another>"})
-    TokenRecycling(model, enlarged).load_matrix(file)  # special tokens may differ
-    TokenRecycling(model).load_matrix(file)  # without a tokenizer nothing is known
-    TokenRecycling(model, other).load_matrix(bare)
+    TokenRecycling(model, enlarged).load_memory(file)  # special tokens may differ
+    TokenRecycling(model).load_memory(file)  # without a tokenizer nothing is known
+    TokenRecycling(model, other).load_memory(bare)
 
 
 def test_a_cold_start_forgets_before_every_prompt() -> None:
@@ -473,7 +475,7 @@ def test_a_copy_keeps_the_class_and_options() -> None:
 def test_a_decoder_is_not_pickled(method: str) -> None:
     decoder = decoder_for(method, *demo())
     decoder.generate(PROMPT, max_new_tokens=4)
-    with pytest.raises(TypeError, match=r"^decoder: cannot be pickled, .*save_matrix.*$"):
+    with pytest.raises(TypeError, match=r"^decoder: cannot be pickled, .*save_memory.*$"):
         pickle.dumps(decoder)
 
 
