@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from token_recycling import TokenRecycling
+from token_recycling import SpeculativeDecoder
 
 DEMO_MODEL = Path(__file__).parents[1] / "data/demo/model"
 FORMS = ("Tell me about {}.", "Write about {}.", "What is {}?", "Why do people like {}?")
@@ -17,7 +17,7 @@ TOPICS += ("gold", "trees", "a bridge", "time", "tea", "the sun", "a train", "sn
 
 
 def main(model_path=DEMO_MODEL, max_new_tokens=24):
-    decoder = TokenRecycling.from_pretrained(model_path)
+    decoder = SpeculativeDecoder.from_pretrained(model_path)
     prompts = [f"USER: {form.format(topic)} ASSISTANT:" for form in FORMS for topic in TOPICS]
     start = time.perf_counter()
     outputs = list(decoder.generate_all(prompts, batch_size=8, max_new_tokens=max_new_tokens))

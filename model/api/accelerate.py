@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import GenerationMixin, PreTrainedModel
 
+from ..methods import CustomMethod, MethodName
 from .decoder import TokenRecycling
 from .generate_arguments import UnsupportedCallError
 from .loading.models import without_wrapper
@@ -44,7 +45,7 @@ class AcceleratedGenerate(SpeculativeMethod):
         model: PreTrainedModel,
         attention: str,
         fallback: bool,
-        method: str | None,
+        method: MethodName | CustomMethod | None,
         tokenizer: Any,
         /,
         **options: Any,
@@ -91,7 +92,7 @@ class AcceleratedGenerate(SpeculativeMethod):
 def accelerate(
     model: Model,
     tokenizer: Any = None,
-    method: str | None = None,
+    method: MethodName | CustomMethod | None = None,
     *,
     fallback: bool = True,
     **options: Any,
@@ -104,8 +105,8 @@ def accelerate(
     Args:
         model: a loaded causal LM in eval mode, also with peft's LoRA adapters or compiled.
         tokenizer: for calls with `stop_strings` that give none.
-        method: a method's name, such as "recycling" or "hybrid", or "package.module:DrafterClass"; None: what
-            pays on the model's device.
+        method: a method's name, such as "recycling" or "hybrid", or `CustomMethod("package.module:DrafterClass")`;
+            None: what pays on the model's device.
         fallback: leave calls that cannot be decoded with drafts (beams, an assistant model, draws of several
             prompts and the like) to transformers' own `generate`, with one warning for each kind; False raises
             UnsupportedCallError.
@@ -131,6 +132,18 @@ def accelerate(
     restore(base)
     base.generate = generate
     return model
+
+
+def accelerated(model: Any) -> AcceleratedGenerate:
+    """Return an accelerated model's `generate` with the type that has `steps`, `reset` and the others.
+
+    Raises:
+        ValueError: if the model is not accelerated.
+    """
+    generate = _base_of(model).__dict__.get("generate")
+    if not isinstance(generate, AcceleratedGenerate):
+        raise ValueError("model: is not accelerated; allowed: after accelerate(model)")
+    return generate
 
 
 def restore(model: Model) -> Model:
@@ -212,11 +225,14 @@ def _with_whole_calls(own: Callable[..., Any]) -> Callable[..., Any]:
 GenerationMixin.generate = _with_whole_calls(GenerationMixin.generate)
 
 
-def speculative(method: str | None = None, tokenizer: Any = None, **options: Any) -> Speculative:
+def speculative(
+    method: MethodName | CustomMethod | None = None, tokenizer: Any = None, **options: Any
+) -> Speculative:
     """Return a callable for `generate(custom_generate=...)` that decodes with a method.
 
     Args:
-        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
+        method: a method's name, or `CustomMethod("package.module:DrafterClass")`; None: what pays on the model's
+            device.
         tokenizer: for `stop_strings`.
         options: the method's options, such as `num_pred_tokens=5` for pld.
 
@@ -246,7 +262,7 @@ def recycling(tokenizer: Any = None, **options: Any) -> Speculative:
 def generate_from_folder(
     model: PreTrainedModel,
     inputs: torch.Tensor | None = None,
-    method: str | None = None,
+    method: MethodName | CustomMethod | None = None,
     method_options: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> Generated:

@@ -3,9 +3,9 @@
 It wraps the loop (`model.engine.loop`) and its batches, takes and returns text, and keeps two things from prompt to
 prompt: the method's memory and the KV cache of the last text.
 
-    from model import TokenRecycling
+    from model import SpeculativeDecoder
 
-    decoder = TokenRecycling.from_pretrained("data/demo/model")
+    decoder = SpeculativeDecoder.from_pretrained("data/demo/model")
     print(decoder.generate("USER: Who are you? ASSISTANT:").text)
 
 Shapes: P tokens of the prompt, V vocabulary.
@@ -29,7 +29,7 @@ from ..budget import memory
 from ..engine.rules import Processor, token_rule
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
-from ..methods import MethodName, drafter_class
+from ..methods import CustomMethod, MethodName, drafter_class
 from ..options import chosen
 from .answers import (
     Asked,
@@ -40,7 +40,7 @@ from .answers import (
     named_error,
     read_prompts,
 )
-from .defaults import choice_of, config_of, option_names
+from .defaults import choice_of, config_of, named_method, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece, TextStream
@@ -61,8 +61,8 @@ class SpeculativeDecoder:
             compiled. Or a target that passed `model.backends.proofs.self_test`. A model is tested once. On one
             GPU its passes are replayed as CUDA graphs; `TargetModel(model)` launches each kernel by itself.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
-        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device
-            (`model.api.defaults`).
+        method: a method's name, or `CustomMethod("package.module:DrafterClass")`; None: what pays on the model's
+            device (`model.api.defaults`).
         options: the method's options. Of recycling:
             `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`;
             those of all others are listed in docs/methods.md, and are the fields of `decoder.drafter.config`.
@@ -84,21 +84,21 @@ class SpeculativeDecoder:
         self,
         model: PreTrainedModel | TargetModel,
         tokenizer: Any = None,
-        method: MethodName | str | None = None,
+        method: MethodName | CustomMethod | None = None,
         **options: Any,
     ) -> None:
         base = model if isinstance(model, TargetModel) else base_of(model)
         check_tokenizer(tokenizer)
-        method, options, _ = choice_of(method, self.own_method, options, base.device)
-        config = config_of(method, options)
+        name, options, _ = choice_of(method, self.own_method, options, base.device)
+        config = config_of(name, options)
         if isinstance(base, TargetModel):
             target = base
         else:
             target = graphed(base)
             prove(target)
-        drafter = drafter_class(method)(config, target.vocab_size, target.device)
+        drafter = drafter_class(name)(config, target.vocab_size, target.device)
         drafter.check_target(target)
-        self.target, self.drafter, self.tokenizer, self.method = target, drafter, tokenizer, method
+        self.target, self.drafter, self.tokenizer, self.method = target, drafter, tokenizer, name
         self.queue = SequenceQueue(target, drafter)
         self._has_warned = False
 
@@ -106,7 +106,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls: type[Decoder],
         path: str | Path,
-        method: MethodName | str | None = None,
+        method: MethodName | CustomMethod | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         weights: str = "auto",
@@ -131,7 +131,7 @@ class SpeculativeDecoder:
             UnsupportedModelError: if drafts cannot be verified exactly with this model.
             OSError: if there is no such model.
         """
-        named = method or cls.own_method
+        named = named_method(method, cls.own_method)
         names = option_names(named) if named else []
         of_method = {name: value for name, value in options.items() if name in names}
         of_model = {name: value for name, value in options.items() if name not in names}
@@ -384,7 +384,7 @@ class SpeculativeDecoder:
         where it learns by itself. Steps of several sessions take turns.
         """
         options = dataclasses.asdict(self.drafter.config)
-        twin = type(self)(self.target, self.tokenizer, self.method, **options)
+        twin = type(self)(self.target, self.tokenizer, CustomMethod(self.method), **options)
         with self.queue.permits.step:
             learned = self.drafter.memory()
         if learned:
@@ -423,7 +423,7 @@ class SpeculativeDecoder:
 
 
 class TokenRecycling(SpeculativeDecoder):
-    """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`.
+    """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`, which has all other methods.
 
     Its options, with the method's defaults:
     `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`
@@ -434,8 +434,6 @@ class TokenRecycling(SpeculativeDecoder):
     - start: "hot" keeps what was learned from prompt to prompt; "cold" clears it before each.
     - policy: how rows are written: "average", "accepted-last", "accepted-only" or "original".
     - harvest_prompt: whether rows are made of the prompt's logits too; None: where that pays.
-
-    Another method is named by `method=`; the options of all others are listed in docs/methods.md.
     """
 
     own_method = "recycling"

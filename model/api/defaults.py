@@ -74,10 +74,21 @@ def paying_options(method: str, given: Mapping[str, Any], device: torch.device) 
     return automatic
 
 
+def named_method(method: str | None, own_method: str | None) -> str | None:
+    """Return the method that the user or the decoder's class names; ValueError for two names."""
+    if own_method is not None and method not in (None, own_method):
+        raise ValueError(
+            f"method: got {method!r}; allowed: none, this decoder's is {own_method}; "
+            f"SpeculativeDecoder(model, tokenizer, method={method!r}) takes any"
+        )
+    return method or own_method
+
+
 def choice_of(
     method: str | None, own_method: str | None, options: dict[str, Any], device: torch.device
 ) -> MethodChoice:
     """Return the method that the user names, else that of the decoder's class, else what pays on the device."""
+    named_method(method, own_method)
     if method is not None:
         return MethodChoice(method, options)
     if own_method is not None:

@@ -31,6 +31,7 @@ from ..backends.proofs.support import refuse_unverifiable
 from ..backends.target import TargetModel
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
+from ..methods import CustomMethod, MethodName
 from .decoder import SpeculativeDecoder
 from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, check, refusal
 from .loading.models import check_tokenizer
@@ -48,14 +49,17 @@ class SpeculativeMethod:
     """A method that decodes the calls of one model's `generate`; it keeps memory and cache from call to call.
 
     Args:
-        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
+        method: a method's name, or `CustomMethod("package.module:DrafterClass")`; None: what pays on the model's
+            device.
         tokenizer: for `stop_strings`.
         options: the method's options.
     """
 
     decoder_class: type[SpeculativeDecoder] = SpeculativeDecoder
 
-    def __init__(self, method: str | None = None, tokenizer: Any = None, **options: Any) -> None:
+    def __init__(
+        self, method: MethodName | CustomMethod | None = None, tokenizer: Any = None, **options: Any
+    ) -> None:
         check_tokenizer(tokenizer)
         self.method = method
         self.tokenizer = tokenizer

@@ -22,7 +22,7 @@ from ..commands.command_line import UserError, first_line, printable, user_error
 from ..commands.files import check_output
 from ..commands.loading import check_model, check_prompt, load_target, read_memory, write_memory
 from ..engine.drafter import Drafter
-from ..methods import drafter_class
+from ..methods import CustomMethod, drafter_class
 
 NO_TEMPLATE = "the tokenizer has no chat template: the model gets the messages line by line"
 # The name of recycling's matrix among the tensors of a drafter's memory.
@@ -136,7 +136,7 @@ class ChatSetup:
     def load(self) -> Dialogue:
         target = load_target(self._options.model, self._model)
         options = asdict(self._drafter.config)
-        decoder = SpeculativeDecoder(target, self._tokenizer, self._method, **options)
+        decoder = SpeculativeDecoder(target, self._tokenizer, CustomMethod(self._method), **options)
         if self._memory:
             decoder.drafter.load_memory(self._memory)
         return Dialogue(decoder, **asdict(self._options.sampling))

@@ -33,7 +33,7 @@ from ..budget import memory as saved
 from ..engine.drafter import Drafter
 from ..kernels.registered_attention import turn_off_cudnn
 from ..machine.packages import installed_version
-from ..methods import Method
+from ..methods import CustomMethod, Method
 from .command_line import UserError, first_line, user_errors
 from .files import check_file
 from .model_options import MODEL_PATHS, ModelOptions, auto_device, default_dtype
@@ -301,9 +301,8 @@ def load_decoder(
     """Load the weights, and return what decodes with a method; None: what pays on the device."""
     target = load_target(options, checked)
     with user_errors():
-        return SpeculativeDecoder(
-            target, checked.tokenizer, method.name if method else None, **method_options
-        )
+        name = CustomMethod(method.name) if method else None
+        return SpeculativeDecoder(target, checked.tokenizer, name, **method_options)
 
 
 def make_drafter(

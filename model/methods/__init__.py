@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NewType
 
 from ..machine.packages import answer_to_installed_name
 from ..options import Words, unknown_name
@@ -66,6 +66,9 @@ MethodName = Literal[
     "eagle3",
     "hybrid",
 ]  # of `BUILT_IN`, for editors
+# A method of another package, by its name there or as "package.module:DrafterClass". A plain text works as well;
+# with this type, a type checker sees a wrong name.
+CustomMethod = NewType("CustomMethod", str)
 
 
 class _Methods(Mapping[str, str]):

@@ -30,7 +30,14 @@ from transformers import (
     pipeline,
 )
 
-from model.api.accelerate import AcceleratedGenerate, Speculative, accelerate, recycling, restore
+from model.api.accelerate import (
+    AcceleratedGenerate,
+    Speculative,
+    accelerate,
+    accelerated,
+    recycling,
+    restore,
+)
 from model.api.generate_arguments import UnsupportedCallError
 from tests.model.api.test_custom_generate import Pieces
 from tests.model.api.test_decoder import DEMO, PROMPT
@@ -90,6 +97,8 @@ def test_generate_has_drafts_until_it_is_restored(
     assert model.__dict__.keys() == before.keys()
     assert torch.equal(model.generate(**inputs), plain)
     restore(model)  # a second time does nothing
+    with pytest.raises(ValueError, match=r"^model: is not accelerated; allowed: after accelerate"):
+        accelerated(model)
 
 
 def test_a_second_call_replaces_method_and_options(
@@ -119,7 +128,7 @@ def test_what_was_learned_is_saved_and_loaded(
     accelerate(model)
     model.generate(**inputs)
     first = len(model.generate.steps)
-    model.generate.save_memory(tmp_path / "matrix.safetensors")
+    accelerated(model).save_memory(tmp_path / "matrix.safetensors")
     model.generate.reset()
     model.generate.load_memory(tmp_path / "matrix.safetensors")
     model.generate(**inputs)

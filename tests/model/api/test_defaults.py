@@ -44,6 +44,14 @@ def test_what_is_named_is_used_as_it_is() -> None:
         TokenRecycling(model, output_id_topk=0)
 
 
+def test_token_recycling_is_that_method_alone(tmp_path: Path) -> None:
+    said = r"^method: got 'pld'; allowed: none, this decoder's is recycling; SpeculativeDecoder\(.*"
+    with pytest.raises(ValueError, match=said):
+        TokenRecycling(known(LLAMA).build(), method="pld")
+    with pytest.raises(ValueError, match=said):  # before the weights load
+        TokenRecycling.from_pretrained(tmp_path, "pld")
+
+
 def test_without_a_compiler_the_default_says_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

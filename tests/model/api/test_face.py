@@ -32,7 +32,9 @@ assert "torch" not in sys.modules
 USER = """
 import numpy as np
 import torch
-from model import SpeculativeDecoder, TokenRecycling, __version__, accelerate, recycling
+from model import (
+    CustomMethod, SpeculativeDecoder, TokenRecycling, __version__, accelerated, recycling
+)
 
 decoder = TokenRecycling.from_pretrained("folder", output_id_topk=9)
 reveal_type(decoder)
@@ -44,8 +46,13 @@ for prompt in ([1, 2], np.array([1]), torch.tensor([1]), {"input_ids": [[1]]}):
     decoder.generate(prompt)
 reveal_type(recycling())
 reveal_type(__version__)
+reveal_type(accelerated(decoder.target.model).accept_lengths)
+accelerated(decoder.target.model).reset()
+SpeculativeDecoder.from_pretrained("folder", CustomMethod("package.module:Drafter"))
+SpeculativeDecoder.from_pretrained("folder", method="pld")
 decoder.generate("text", do_sample=True)
 decoder.generate(3)
+SpeculativeDecoder.from_pretrained("folder", method="hybird")
 """
 REVEALED = [
     "model.api.decoder.TokenRecycling",
@@ -54,6 +61,7 @@ REVEALED = [
     "model.api.output.StreamPiece",
     "model.api.accelerate.Speculative",
     "str",
+    "list[int]",
 ]
 
 
@@ -77,7 +85,9 @@ def test_a_users_file_has_types(tmp_path: Path) -> None:
     ]
     assert [name for name in found if name] == REVEALED
     errors = [line for line in done.stdout.splitlines() if "error: " in line]
-    assert len(errors) == 2 and '"do_sample"' in errors[0] and '"int"' in errors[1]
+    named = ['"do_sample"', '"int"', "Literal['hybird']"]
+    assert len(errors) == len(named)
+    assert all(name in error for name, error in zip(named, errors, strict=True))
 
 
 def test_an_output_says_its_figures_in_one_line() -> None:
