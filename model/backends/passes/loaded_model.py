@@ -28,12 +28,11 @@ from ...machine.hardware import machine_key, use_huge_pages
 from ...machine.own_forwards import OwnForwards
 from ..programs.layers import layer_programs
 from ..programs.run import LayerPrograms
+from ..proofs.borders import KeyBorders, context_limit
 from ..proofs.support import (
-    KeyBorders,
     OwnCode,
     UnsupportedModelError,
     cache_argument,
-    context_limit,
     forward_parameters,
     layers_of,
     refuse_autocast,

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from ..proofs.support import OwnCode, rope_border
+from ..proofs.borders import rope_border
+from ..proofs.support import OwnCode
 from ..target import TargetModel
 from .cache import TreeCache
 

@@ -22,9 +22,9 @@ from ..passes.cache import TreeCache
 from ..passes.packed import PackedPasses
 from ..passes.slot_passes import SlotPasses
 from ..target import TargetModel
+from .borders import rope_settings
 from .plain_decoding import with_short_windows
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
-from .support import rope_settings
 
 logger = logging.getLogger(__name__)
 
