@@ -106,7 +106,7 @@ class LlamaCppAnswerer(Answerer):
         self._max_new_tokens = plan.run.sampling.max_new_tokens
         self._speculation: str | None = plan.participant.config.speculation
         longest = plan.longest_text()
-        self._longest_text = min(longest, target.context_limit(1) or longest)
+        self._longest_text = min(longest, target.context_limit() or longest)
         self._server = self._started()
 
     def end_warmup(self) -> None:

@@ -104,7 +104,7 @@ class _Steps:
 
 def room_of(target: TargetModel, num_prompt: int, max_new_tokens: int) -> int:
     """Return how many tokens may follow a prompt: ours stop at the end of the model's context, others do not."""
-    limit = target.context_limit(num_prompt)
+    limit = target.context_limit()
     return max_new_tokens if limit is None else min(max_new_tokens, limit - num_prompt)
 
 
@@ -183,7 +183,7 @@ class _RefereeBatch(RefereeAnswerer):
         """Return the most new tokens; an exception if there is room for none."""
         room = room_of(self.target, len(prompt_ids), self._max_new_tokens)
         if room < 1:
-            limit = self.target.context_limit(len(prompt_ids))
+            limit = self.target.context_limit()
             raise ValueError(
                 f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of {limit}"
             )

@@ -304,7 +304,7 @@ def _leave(target: TargetModel, call: PreparedCall, requests: Sequence[Request])
     """
     for request in requests:
         num_tokens = len(request.prompt_ids)
-        limit, context = num_tokens + request.max_new_tokens, target.context_limit(num_tokens)
+        limit, context = num_tokens + request.max_new_tokens, target.context_limit()
         if context is not None and limit > context:
             got, allowed = f"{limit} tokens, prompt included", f"the model's context of {context}"
             raise refusal("max_length", got, allowed)

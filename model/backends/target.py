@@ -12,6 +12,7 @@ chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..engine.backend import PREFILL_CHUNK, PromptChunk
 from ..engine.batch import SharedPasses
+from ..engine.budget import MAX_DRAFT
 from ..engine.read_out import ReadOut, read_out
 from ..engine.tree import DraftTree, TreeTopology
 from ..kernels.linear import MOST_ROWS_WITH_VECTORS
@@ -153,9 +155,15 @@ class TargetModel(PassShapes, LoadedModel):
 
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain."""
-        return self.chain_only or (
-            any(self.key_borders) and self.key_borders.are_crossed(base, num_nodes)
-        )
+        return self.chain_only or (any(self.borders) and self.borders.are_crossed(base, num_nodes))
+
+    def max_depth_at(self, base: int) -> int:
+        """Return how deep a draft after `base` cached tokens may be."""
+        return self.borders.max_depth(base) if self.borders.rope else MAX_DRAFT
+
+    def reads_anew_at(self, base: int) -> bool:
+        """Whether a text that has grown to `base` cached tokens is read again before the next one."""
+        return self.borders.reads_anew and base == self.borders.rope
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
@@ -211,16 +219,21 @@ class TargetModel(PassShapes, LoadedModel):
         """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // self.vocab_size))
-        if self.key_borders.rope and len(prompt_ids) > self.key_borders.rope:
-            # Chunks before the border would get the frequencies of short sequences.
+        is_beyond = len(prompt_ids) > (self.borders.rope or math.inf)
+        if is_beyond:
             size, with_logits = len(read), False
         elif not self.is_same_in_parts:  # such as recurrences that begin anew with each chunk
             with_logits = with_logits and len(read) <= size
             size = max(1, len(read))
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
-            token_ids = uploaded(chunk, self.device)
+            # Frequencies beyond a border follow the prompt's last token, whose row is not kept.
+            token_ids = uploaded(prompt_ids[begin:] if is_beyond else chunk, self.device)
             logits = self.read(token_ids, begin, cache, last_logits_only=not with_logits)
+            if is_beyond:
+                cache.keep(len(read), ())
+                if hidden := self.capturing:
+                    hidden.put(hidden.pop(), len(chunk))
             yield PromptChunk(chunk, logits if with_logits else None)
 
     def read(
@@ -257,6 +270,8 @@ class TargetModel(PassShapes, LoadedModel):
             probes: the embedding of tokens `PROBE`, [D] or [L, D]; None if there are none.
         """
         arguments: dict[str, object] = {self.cache_argument: cache}
+        if self.borders.is_dynamic and base + len(token_ids) >= (self.borders.rope or 0):
+            self._forget_longer_texts()
         if "position_ids" in self.parameters:
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
@@ -279,3 +294,16 @@ class TargetModel(PassShapes, LoadedModel):
                 input_ids=input_ids, **arguments, use_cache=True, return_dict=True
             ).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
+
+    def _forget_longer_texts(self) -> None:
+        """Let dynamic rotary embeddings begin again at their border, as transformers does at any short pass.
+
+        They remember the longest text so far and take its frequencies for shorter ones, too.
+        """
+        first = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        for module in self.model.modules():
+            kind = getattr(module, "rope_type", "")
+            for name, of_layers in kind.items() if isinstance(kind, dict) else [(None, kind)]:
+                if "dynamic" in of_layers:
+                    named = {} if name is None else {"layer_type": name}
+                    module(first.to(self.dtype), first, **named)

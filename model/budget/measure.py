@@ -165,7 +165,7 @@ def measure_costs(target: TargetModel) -> Measurement:
 def _times(target: TargetModel) -> dict[tuple[int, int], list[float]]:
     """Return repeated timings in milliseconds by (index of the context, nodes), the last one of one node."""
     # With padded drafts only the bucket sizes matter; no chain is longer than the context.
-    longest = target.context_limit(1) or math.inf
+    longest = target.context_limit() or math.inf
     plan = [
         (place, size)
         for place, size in PLAN
@@ -217,7 +217,7 @@ def _curve(medians: Mapping[tuple[int, int], float], contexts: Sequence[int]) ->
 
 def contexts_of(target: TargetModel) -> list[int]:
     """Return `CONTEXTS`, or what a model with a short context has room for."""
-    longest = (target.context_limit(1) or math.inf) - MAX_MEASURED_NODES
+    longest = (target.context_limit() or math.inf) - MAX_MEASURED_NODES
     return [max(0, int(min(context, longest))) for context in CONTEXTS]
 
 
@@ -278,7 +278,7 @@ def use_fastest_threads(target: TargetModel) -> str:
     most = torch.get_num_threads()
     if target.device.type != "cpu" or most == 1:
         return ""
-    limit = target.context_limit(1) or THREAD_CONTEXT + THREAD_NODES
+    limit = target.context_limit() or THREAD_CONTEXT + THREAD_NODES
     context = max(0, min(THREAD_CONTEXT, limit - THREAD_NODES))
     size = min(THREAD_NODES, limit)
     cache, tree = target.new_cache(context + size), draft_of(target, size)

@@ -106,7 +106,7 @@ def check_model(
 
 def check_prompt(checked: CheckedModel, length: int) -> None:
     """Raise UserError for a prompt of so many tokens that no answer fits, before the weights load."""
-    limit = context_limit(checked.hf_config.get_text_config(decoder=True), length)
+    limit = context_limit(checked.hf_config.get_text_config(decoder=True))
     if limit is not None and length >= limit:
         raise UserError(
             f"prompt: got {length} tokens; allowed: fewer than the model's context of {limit}; "

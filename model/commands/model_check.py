@@ -49,7 +49,7 @@ def check(options: ModelOptions) -> Iterator[Checked]:
 def compared(target: TargetModel) -> Iterator[Checked]:
     """Compare the rows of random tokens alone, beside others, and after kept drafts."""
     most = max(COUNTS) + 1
-    limit = target.context_limit(1) or CONTEXT + POSITIONS + most
+    limit = target.steady_limit() or CONTEXT + POSITIONS + most
     length = min(CONTEXT + POSITIONS, limit - most)
     if length < LEAST_CONTEXT + POSITIONS:
         least = LEAST_CONTEXT + POSITIONS + most

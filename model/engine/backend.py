@@ -70,7 +70,7 @@ class Backend(Protocol):
     dtype: torch.dtype
     num_tokens: int  # that the input embedding has
 
-    def context_limit(self, prompt_length: int) -> int | None: ...
+    def context_limit(self) -> int | None: ...
 
     def hidden_states(self, layers: tuple[int, ...]) -> Any: ...
 
@@ -95,6 +95,12 @@ class Backend(Protocol):
 
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether a draft of up to so many nodes after `base` rows must be a chain."""
+
+    def max_depth_at(self, base: int) -> int:
+        """Return how deep a draft after `base` rows may be."""
+
+    def reads_anew_at(self, base: int) -> bool:
+        """Whether a text that has grown to `base` rows is read again before the next token."""
 
     def forward(self, tree: DraftTree, cache: Any) -> torch.Tensor:
         """Append all nodes to the cache; return the logits after each [N, V], valid until the next pass."""

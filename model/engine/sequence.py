@@ -58,7 +58,7 @@ class Request(NamedTuple):
             raise ValueError("prompt: got no token; allowed: at least one")
         if outside := [token for token in self.prompt_ids if not 0 <= token < num_tokens]:
             raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
-        context = target.context_limit(length)
+        context = target.context_limit()
         if context is None:
             context = length + limit + MAX_DRAFT
         room = context - length
@@ -198,7 +198,8 @@ class RunningSequence:
         """Limits of the next draft."""
         base = self.cache.length
         is_chain = self.target.chain_only_at(base, self.drafter.max_nodes)
-        return DraftBudget(self.request.context - 1 - base, is_chain)
+        max_depth = min(self.request.context - 1 - base, self.target.max_depth_at(base))
+        return DraftBudget(max_depth, is_chain)
 
     def propose(self) -> DraftTree:
         """Return the drafter's tree for the next step."""
@@ -307,7 +308,16 @@ class RunningSequence:
         )
         self.tokens += acceptance.tokens
         self.stop_reason = request.stop_reason(acceptance, self.num_new)
+        if self.stop_reason is None and self.target.reads_anew_at(self.cache.length):
+            self._read_anew()
         return acceptance
+
+    def _read_anew(self) -> None:
+        """Read the text so far as if it were the prompt."""
+        self.cache.keep(0, ())
+        self._reference = ReferenceRows(self.target, self.cache, len(self.tokens))
+        for chunk in self.target.prefill(self.tokens, self.cache, with_logits=False):
+            self._reference.read_prompt(len(chunk.token_ids))
 
     @cached_property
     def _device_step(self) -> Any:

@@ -211,7 +211,7 @@ class Service:
     def models(self) -> dict[str, Any]:
         """Return the list of models: one."""
         model: dict[str, Any] = {"id": self._name, "object": "model", "created": self._begun}
-        length = self._decoder.target.context_limit(1)
+        length = self._decoder.target.context_limit()
         model |= {"owned_by": "token-recycling", "max_model_len": length}
         return {"object": "list", "data": [model]}
 

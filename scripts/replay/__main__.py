@@ -121,7 +121,7 @@ def answer_turns(
     for place, user in enumerate(question.turns):
         prompt_ids = tuple(asked_ids(conversation, question, place, history))
         refuse_unrecordable(target, len(prompt_ids) + recording.source.max_new_tokens + REACH)
-        limit = target.context_limit(len(prompt_ids))
+        limit = target.context_limit()
         turn = RecordedTurn(question.question_id, question.category, limit, prompt_ids, ())
         try:
             answer = replay(ReplayTarget(recording, target), vanilla, turn).token_ids

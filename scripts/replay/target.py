@@ -26,6 +26,7 @@ from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.engine.backend import PREFILL_CHUNK, PromptChunk
+from model.engine.budget import MAX_DRAFT
 from model.engine.read_out import logit_samples_of, sampled_ids
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.operations import top_k
@@ -79,13 +80,21 @@ class ReplayTarget(PassShapes):
         self.reads_rejected = True
         self._target = target
 
-    def context_limit(self, prompt_length: int) -> int | None:
+    def context_limit(self) -> int | None:
         assert self.turn is not None
         return self.turn.context
 
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether drafts must be chains; models where that changes in the text are not recorded."""
         return self.chain_only
+
+    def max_depth_at(self, base: int) -> int:
+        """Return the most: models with a border in the text are not recorded."""
+        return MAX_DRAFT
+
+    def reads_anew_at(self, base: int) -> bool:
+        """Return False, likewise."""
+        return False
 
     def is_reference(self, num_rows: int) -> bool:
         """Return True: a recorded row is the same in whatever pass."""

@@ -153,7 +153,7 @@ def first_prompts(asked: Asked) -> list[Prompt]:
         ids = asked.conversation.prompt_ids([], question.turns[0])
         prompts.append(Prompt(ids, 0, question, 0, 0, ()))
         length = len(ids)
-        limit = context_limit(asked.model.hf_config.get_text_config(decoder=True), length)
+        limit = context_limit(asked.model.hf_config.get_text_config(decoder=True))
         if not 1 <= length < (limit or math.inf):
             raise UserError(
                 f"question {question.question_id!r}: got a prompt of {length} tokens; allowed: 1 or more"

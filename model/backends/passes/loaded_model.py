@@ -28,7 +28,7 @@ from ...machine.hardware import machine_key, use_huge_pages
 from ...machine.own_forwards import OwnForwards
 from ..programs.layers import layer_programs
 from ..programs.run import LayerPrograms
-from ..proofs.borders import KeyBorders, context_limit
+from ..proofs.borders import Borders, context_limit
 from ..proofs.support import (
     OwnCode,
     UnsupportedModelError,
@@ -92,7 +92,7 @@ class LoadedModel:
         chain_reason: why, in one line; empty if trees work.
         cache_argument: the name under which the model's forward takes its cache.
         num_tokens: rows of the input embedding.
-        key_borders: what the model scales by the number of keys.
+        borders: lengths at which its numbers change.
         layer_shapes, mixers, num_state_bytes, vocab_size: as `CacheLayout`.
         is_same_in_parts: whether a sequence has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
@@ -136,7 +136,7 @@ class LoadedModel:
         self.parameters = forward_parameters(model)
         self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
         self.masks = TreeMasks(self.config)
-        self.key_borders = KeyBorders.of(self.config)
+        self.borders = Borders.of(model, self.config)
         self._layout = layout = CacheLayout(model)
         self.wants_positions = layout.wants_positions
         with self.lock, torch.no_grad():
@@ -367,6 +367,13 @@ class LoadedModel:
         attention = self.attention.function(num_rows, is_packed, in_reference)
         return Swap(attention, OwnForwards.joined(parts))
 
-    def context_limit(self, prompt_length: int) -> int | None:
-        """Return the most tokens that this prompt may grow to; None if the model sets no limit."""
-        return context_limit(self.config, prompt_length)
+    def context_limit(self) -> int | None:
+        """Return the most tokens, prompt and new, of a text; None if the model sets no limit."""
+        return context_limit(self.config)
+
+    def steady_limit(self, num_tokens: int = 1) -> int | None:
+        """Return the length to which a text of `num_tokens` may grow by the same rotary frequencies."""
+        limit, (border, is_dynamic, *_) = self.context_limit(), self.borders
+        if border is None or (num_tokens > border and not is_dynamic):
+            return limit
+        return min(limit or border, border)

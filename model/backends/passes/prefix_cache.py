@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from ..proofs.borders import rope_border
 from ..proofs.support import OwnCode
 from ..target import TargetModel
 from .cache import TreeCache
@@ -42,16 +41,17 @@ class PrefixCache:
         """Return a cache for `capacity` rows that holds the rows of the prompt's known beginning.
 
         The prompt's last token is never among them: it is the first tree's root. Nothing is kept if
-        the weights have changed, or if rows depend on the length of the sequence (longrope) or on the
-        parts in which it was read.
+        the weights have changed, or if rows depend on the parts in which the sequence was read, or on its
+        length and it is beyond the border (longrope).
         """
         cache, self._cache = self._cache, None  # lost if reading the prompt fails
+        border = target.borders.rope
         with target.lock:  # no hooks of a pass of ours
             weights = Weights(target.model)
         is_usable = (
             weights.are_those_of(self._weights)
             and target.is_same_in_parts
-            and not rope_border(target.config)
+            and (border is None or (self._num_rows < border and len(prompt_ids) <= border))
         )
         self._weights = weights
         if cache is None or not is_usable:

@@ -22,17 +22,12 @@ from ..passes.cache import TreeCache
 from ..passes.packed import PackedPasses
 from ..passes.slot_passes import SlotPasses
 from ..target import TargetModel
-from .borders import rope_settings
 from .plain_decoding import with_short_windows
 from .self_test import PREFIX_LENGTH, Probe, allowed_difference
 
 logger = logging.getLogger(__name__)
 
 NAME = "packing"
-# Rotary embeddings whose frequencies depend on the longest position of a pass.
-BY_LENGTH = ("dynamic", "longrope")
-# Setting of rotary embeddings whose model also scales queries by position (Ministral 3).
-SCALED_BY_POSITION = "llama_4_scaling_beta"
 # Three sequences of different lengths: a tree, the root alone, a chain.
 LENGTHS = (PREFIX_LENGTH, 3, PREFIX_LENGTH - 4)
 TOPOLOGIES = (
@@ -92,11 +87,9 @@ def _reason(target: TargetModel) -> str:
         return f"drafts must be chains: {target.chain_reason}"
     if any(shape and shape.index_keys for shape in target.layer_shapes):
         return "its layers choose among keys by an index of their own"
-    settings = rope_settings(target.config)
-    kinds = [one.get("rope_type", one.get("type")) for one in settings]
-    if found := next((kind for kind in kinds if kind in BY_LENGTH), ""):
-        return f"its rotary embeddings ({found}) depend on the longest text of a pass"
-    if any(one.get(SCALED_BY_POSITION) for one in settings) or target.key_borders.query_step:
+    if target.borders.rope:
+        return "its rotary embeddings depend on the longest text of a pass"
+    if target.borders.query_step:
         return "it scales queries by their place among the keys of a pass"
     tested = with_short_windows(target)
     reason = _proved(tested)
@@ -113,7 +106,7 @@ def _proved(target: TargetModel) -> str:
     """Return why a shared pass over three sequences fails, or gives other logits than three passes; empty if it is
     right.
     """
-    limit = target.context_limit(1)
+    limit = target.context_limit()
     if limit is not None and limit < ROWS:
         return f"its context of {limit} tokens is too short for the test"
     probes = [

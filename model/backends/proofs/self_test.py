@@ -190,7 +190,7 @@ def self_test(
         UnsupportedModelError: if the model cannot verify chains, or its context is too short for one.
     """
     kind = f"model type {target.config.model_type}"
-    limit = target.context_limit(1)
+    limit = target.steady_limit()
     if limit is not None and limit < CHAIN.num_nodes + 2:
         raise UnsupportedModelError(
             f"{kind}: has a context of {limit} tokens; allowed: {CHAIN.num_nodes + 2} or more"

@@ -157,7 +157,7 @@ class SpsDrafter(CostAwareDrafter):
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Read the prompt up to its last token, or, if drafting does not pay now, leave it to the first draft."""
-        limit = self._model.context_limit(len(prompt_ids))
+        limit = self._model.steady_limit(len(prompt_ids))
         self._context_limit = math.inf if limit is None else limit
         if max(prompt_ids) >= self._num_tokens:
             self._context_limit = 0  # a prompt token without a logit, unknown to the draft model

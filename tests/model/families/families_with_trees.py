@@ -114,7 +114,7 @@ TREES = [
         "Phi 3, longrope",
         "Phi3Config",
         LONGROPE,
-        note="texts up to the border, or prompts beyond it",
+        note="read again at the border, as by transformers",
     ),
     Family("OLMo 2", "Olmo2Config"),
     Family("OLMo 3", "Olmo3Config", {"sliding_window": 8, "layer_types": MIXED_LAYERS}),
@@ -192,7 +192,7 @@ TREES = [
         "Llama, dynamic rope",
         "LlamaConfig",
         rope("dynamic", factor=2.0) | {"max_position_embeddings": 48},
-        note="texts up to max_position_embeddings",
+        note="plain steps beyond max_position_embeddings",
     ),
     Family(
         "Gemma 4 text",

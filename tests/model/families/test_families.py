@@ -55,7 +55,7 @@ def expected_tokens(
     tokens = referee(target, prompt, limit)
     if eos_index is not None:
         tokens = referee(target, prompt, limit, eos_id=tokens[eos_index])
-    context = target.context_limit(len(prompt))
+    context = target.context_limit()
     return tokens[: context - len(prompt)] if context else tokens
 
 

