@@ -50,6 +50,8 @@ WITH_TRANSFORMERS = {
     *("model.api.decoder", "model.api.accelerate", "model.api.speculative_method"),
     *("model.api.generate_arguments", "model.api.prepared_call"),
     *(
+        "model.api.loading.gguf_config",
+        "model.api.loading.gguf_tokenizer",
         "model.api.loading.quantised_gguf",
         "model.api.loading.models",
         "model.api.loading.weights",

@@ -33,6 +33,9 @@ from transformers.modeling_gguf_pytorch_utils import (
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
 from ...kernels.linear import TYPES, QuantisedEmbedding, QuantisedLinear
+from .gguf_config import FREQS, LONG, SHORT
+
+READ = (FREQS, LONG, SHORT)  # tensors that are read into the config
 
 
 class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
@@ -55,6 +58,7 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
         return super().get_state_dict(checkpoint_file, model) if self.supported else self._tensors
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+        is_native = not self.quantization_config.dequantize
         if self.supported:
             self.mapping = get_gguf_conversion_mapping(self.header.architecture, model.config)
             self.quantized, plan, permuted = get_gguf_plan(self.header, self.mapping)
@@ -62,10 +66,13 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
             plan = {
                 name: kind
                 for name, kind in plan.items()
-                if name.endswith(".weight") and name not in permuted and self.supports(kind)
+                if is_native
+                and name.endswith(".weight")
+                and name not in permuted
+                and self.supports(kind)
             }
         else:
-            self._tensors, plan = _read(self._file, model)
+            self._tensors, plan = _read(self._file, model, is_native, self.dtype)
         self.quantised_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
@@ -91,9 +98,11 @@ def _quantised(module: Any, blocks: torch.Tensor, dtype: torch.dtype) -> nn.Modu
     return QuantisedLinear(blocks, dtype, module.bias)
 
 
-def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """Return a file's tensors by their names in the model, and the types of those that stay quantised; as
-    transformers' `load_gguf_checkpoint`, which dequantises all.
+def _read(
+    file: str, model: Any, is_native: bool, dtype: torch.dtype
+) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Return a file's tensors by their names in the model, and the types of those that stay quantised, if any may;
+    as transformers' `load_gguf_checkpoint`, which dequantises all, and leaves out those that the model has not.
     """
     reader = gguf.GGUFReader(file)
     architecture = reader.fields["general.architecture"].contents()
@@ -105,7 +114,7 @@ def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int
     words = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": tensors}}
     for tensor in reader.tensors:
         name = names.get(tensor.name, "")
-        is_layer = layers.get(name) in (nn.Linear, nn.Embedding)
+        is_layer = is_native and layers.get(name) in (nn.Linear, nn.Embedding)
         order = _row_order(processor, tensor, words) if is_layer else None
         if order is not None and tensor.tensor_type.name in TYPES:
             tensors[name] = torch.from_numpy(tensor.data[order])
@@ -114,7 +123,11 @@ def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int
         numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
         found = processor.process(weights=numbers, name=tensor.name, **words)
         if found.name in names:
-            tensors[names[found.name]] = torch.from_numpy(np.copy(found.weights))
+            tensors[names[found.name]] = torch.from_numpy(np.copy(found.weights)).to(dtype)
+        elif found.name and tensor.name not in READ:
+            raise ValueError(
+                f"{file}: tensor {tensor.name} is none of the model's; allowed: a file without it"
+            )
     return tensors, plan
 
 

@@ -9,7 +9,8 @@ matrix at each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -78,6 +79,12 @@ def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
     check_gguf(path)
     file = Path(path).absolute()
     package, before = import_module("gguf"), transformers.logging.get_verbosity()
+    # Not in an older transformers.
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+
+    from .gguf_config import read_config
+    from .gguf_tokenizer import complete_tokenizer
+
     parse = package.GGUFReader
     # Each file is parsed once, not for the config, the tokenizer and the weights each, and each table of names is
     # made once, not for each module: of a model with 30 layers and 49,152 tokens together 11 s.
@@ -88,9 +95,15 @@ def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
     with patched(vars(package), once):
         transformers.logging.set_verbosity_error()  # of notes about keys of the file that are not needed
         try:
-            return auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
+            metadata, config = read_config(str(file), written_state(file))
+            own = {metadata["general.architecture"]: lambda *_: deepcopy(config)}
+            with patched(GGUF_CONFIG_ARCHS, own):
+                found = auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
         finally:
             transformers.logging.set_verbosity(before)
+    if auto_class is AutoTokenizer:
+        complete_tokenizer(found, metadata)
+    return found
 
 
 def read_tokenizer(path: str | Path, **words: Any) -> Any:
@@ -120,11 +133,13 @@ def _parsed(parse: Callable[[str], Any], path: str, changed: object) -> Any:
 def patched(names: dict[str, Any], values: dict[str, Any]) -> Iterator[None]:
     """Within the block names of transformers or gguf have other values; one thread at a time."""
     with ONE_AT_A_TIME:
-        own = {name: names[name] for name in values}
+        own = {name: names[name] for name in values if name in names}
         names.update(values)
         try:
             yield
         finally:
+            for name in values.keys() - own.keys():
+                del names[name]
             names.update(own)
 
 
@@ -204,10 +219,14 @@ def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedMod
     from .quantised_gguf import Quantizer  # not in an older transformers
 
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
-    with patched(AUTO_QUANTIZER_MAPPING, {"gguf": Quantizer}) if is_native else nullcontext():
+    with patched(AUTO_QUANTIZER_MAPPING, {"gguf": Quantizer}):
         model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
     if is_native:
         model.hf_quantizer.remove_quantization_config(model)
+    if left := sorted(found["unexpected_keys"]):
+        raise ValueError(
+            f"{path}: tensor {left[0]} is none of the model's; allowed: a file without it"
+        )
     if missing := sorted(found["missing_keys"]):
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")

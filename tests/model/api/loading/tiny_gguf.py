@@ -82,7 +82,7 @@ def write_gguf(
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_rope_freq_base(ROPE_BASE)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
     for name, tensor in model.state_dict().items():
         if (gguf_name := _gguf_name(name)) != left_out:
             numbers = _as_stored(name, tensor).contiguous().numpy()
@@ -95,7 +95,7 @@ def write_gguf(
     return file
 
 
-def _add_tokenizer(writer: Any) -> None:
+def add_tokenizer(writer: Any) -> None:
     kinds = [TokenType.CONTROL] * len(SPECIAL) + [TokenType.NORMAL] * (len(tokens()) - len(SPECIAL))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
