@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from ...kernels.linear import INT8, TYPES, QuantisedLinear
 from ...kernels.short_pass import DTYPES, short_pass_kernel
 from ...machine.files import refuse_lfs_pointer, written_state
 from ...machine.hardware import begin_at_lines
+from ...machine.locks import SharedLock
 from ...options import WEIGHTS, unknown_name
 
 MAGIC = b"GGUF"
@@ -37,7 +37,7 @@ PACKAGES = ("gguf", "accelerate")
 # 4.57 takes the first special token of a Llama file for the one that ends texts.
 OLDEST_TRANSFORMERS = (5, 23)
 # Held while names of transformers or gguf are patched for a load.
-ONE_AT_A_TIME = RLock()
+ONE_AT_A_TIME = SharedLock()
 # torchao's configs whose weights the kernel reads.
 CONFIGS = ("Int8WeightOnlyConfig", "IntxWeightOnlyConfig")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -25,6 +24,7 @@ from ...kernels.linear import LinearKernels, linear_kernels, num_weights, stored
 from ...kernels.measured_attention import LayerHeads
 from ...kernels.norms import FusedNorms, fused_norms
 from ...machine.hardware import machine_key, use_huge_pages
+from ...machine.locks import SharedLock
 from ...machine.own_forwards import OwnForwards
 from ..programs.layers import layer_programs
 from ..programs.run import LayerPrograms
@@ -47,9 +47,14 @@ from .masks import TreeMasks
 
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
 
-_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+_LOCKS: WeakKeyDictionary[nn.Module, SharedLock] = WeakKeyDictionary()
 
 Value = TypeVar("Value")
+
+
+def lock_of(model: nn.Module) -> SharedLock:
+    """Return the lock of a model, one for all its targets."""
+    return _LOCKS.setdefault(model, SharedLock())
 
 
 class FoundOnce(Generic[Value]):
@@ -118,7 +123,7 @@ class LoadedModel:
         self.use_kernels = use_kernels
         # Serialises our passes of this model, and what looks at its modules or exchanges their functions. Others
         # may run the model meanwhile: what a pass exchanges acts in its thread alone (`OwnForwards`).
-        self.lock: Any = _LOCKS.setdefault(model, RLock())
+        self.lock = lock_of(model)
         self._swaps: dict[tuple[int, bool, bool, bool], Swap] = {}
         self._are_reference: dict[int, bool] = {}  # by the rows of a chunk
         refuse_unverifiable(model)
@@ -162,7 +167,7 @@ class LoadedModel:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.lock = _LOCKS.setdefault(self.model, RLock())
+        self.lock = lock_of(self.model)
 
     @property
     def machine_key(self) -> str:

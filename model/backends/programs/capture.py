@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...kernels.norms import KINDS, FusedNorm
 from ...kernels.registered_attention import register_attention
+from ...machine.locks import SharedLock
 from ...machine.own_forwards import OwnForwards, attending
 
 # The name under which attention is captured.
@@ -101,7 +101,7 @@ class _Attention:
 
 _ATTENTION = _Attention()
 # A capture replaces the call of all modules of the process, and puts back what it found.
-_ONE_AT_A_TIME = Lock()
+_ONE_AT_A_TIME = SharedLock()
 register_attention(CAPTURED, _ATTENTION)
 
 
