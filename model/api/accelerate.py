@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import GenerationMixin, PreTrainedModel
 
+from ..machine.own_forwards import in_pass
 from ..methods import CustomMethod, MethodName
 from .decoder import TokenRecycling
 from .generate_arguments import UnsupportedCallError
@@ -213,7 +214,8 @@ def _with_whole_calls(own: Callable[..., Any]) -> Callable[..., Any]:
     def generate(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         decode = kwargs.get("custom_generate")
         if not isinstance(decode, Speculative):
-            return own(self, *args, **kwargs)
+            with in_pass(False):  # else a hook's call would compute with the functions of its pass
+                return own(self, *args, **kwargs)
         given = _by_name(own, self, args, kwargs)
         with ended_on_error(given):
             return decode.generate(own, self, given)

@@ -50,7 +50,8 @@ def answers_of(
         numbered = enumerate(asked)
         while True:
             try:
-                index, (prompt_ids, limit) = next(numbered)
+                with batch.permit.user_code():
+                    index, (prompt_ids, limit) = next(numbered)
             except StopIteration:
                 return
             except Exception as error:  # the texts under way are not to blame

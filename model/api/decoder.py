@@ -385,7 +385,7 @@ class SpeculativeDecoder:
         """
         options = dataclasses.asdict(self.drafter.config)
         twin = type(self)(self.target, self.tokenizer, CustomMethod(self.method), **options)
-        with self.queue.permits.step:
+        with self.queue.permits.memory():
             learned = self.drafter.memory()
         if learned:
             twin.drafter.load_memory(learned)
@@ -409,7 +409,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if the method keeps nothing across prompts.
         """
-        with self.queue.permits.step:
+        with self.queue.permits.memory():
             memory.save_memory(self.drafter, Path(path), self.tokenizer)
 
     def load_memory(self, path: str | Path) -> None:
@@ -418,7 +418,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if it was learned with another tokenizer, or does not fit this method and its options.
         """
-        with self.queue.permits.step:
+        with self.queue.permits.memory():
             self.drafter.load_memory(memory.read_memory(path, self.tokenizer))
 
 

@@ -1,8 +1,9 @@
 """Permits: the sequences of one decoder, one at a time, whatever threads they come from; a batch is one sequence.
 
-A sequence waits for the one under way. It is refused, before anything is touched, if that one is open and was not
-continued for a while. The main thread cannot wait for a sequence that it has left open itself, as in a notebook
-after an interrupt: there the new sequence takes the permit.
+A sequence waits for the one under way. It is refused, before anything is touched, where it could wait for ever: at
+once if its thread is within the other one, which calls user code, or within a pass of the model; after a while if
+the other one is open and was not continued. A thread cannot wait for a sequence that it has left open itself, as in
+a notebook after an interrupt: there the new sequence takes the permit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 
 from ..backends.passes.prefix_cache import PrefixCache
 from ..backends.proofs.packing import batch_of
@@ -22,9 +24,11 @@ from ..budget.paced import BatchBudget, batch_budget
 from ..engine.batch import Batch, Permit, run
 from ..engine.drafter import Drafter
 from ..engine.loop import steps_of
+from ..engine.rules import USER_CODE
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
 from ..machine.hardware import give_back_threads
+from ..machine.locks import FORKED, SHARED, SharedLock
 from ..options import integer
 
 # Seconds without a step after which others stop waiting for an open sequence.
@@ -32,36 +36,75 @@ PATIENCE = 30.0
 # Seconds after which those who wait look again.
 PAUSE = 0.5
 ADVICE = "one text at a time; close its stream, or give each text a decoder of its own: decoder.session()"
+WITHIN = (
+    "generate: got a call from within another text or a pass of the model, as by a processor, a streamer, an "
+    "iterable of prompts or a hook; allowed: the model's own generate, and outside of passes decoder.session()"
+)
+# Of this flow of calls: the permit of the sequence that it continued last.
+_CONTINUED: ContextVar[SequencePermit | None] = ContextVar("continued", default=None)
 
 
 class Permits:
     """Which sequence of a decoder has the permit.
 
-    There are two locks, and `step` is taken before `changed`. A sequence waits for its permit on `changed` alone,
-    so that the sequence under way can go on.
+    Args:
+        model_lock: of the decoder's model, held within its passes.
     """
 
-    def __init__(self) -> None:
-        # Held while a step is computed; whoever reads or writes the decoder's memory meanwhile takes it.
-        # Reentrant: a processor, which is called within a step, may do so.
-        self.step = threading.RLock()
-        # Held while the fields below are read or written, and never while a step is computed.
-        # Reentrant: a stream that is collected while its thread waits here gives its permit back.
-        self.changed = threading.Condition(threading.RLock())
+    def __init__(self, model_lock: SharedLock) -> None:
+        self._model_lock = model_lock
+        self._is_lost = False
         self.holder: SequencePermit | None = None
-        self.thread: threading.Thread | None = None  # that ran the holder's last step
-        self.is_stepping = False
+        self.thread: threading.Thread | None = (
+            None  # that ran all of the holder's steps, if one did
+        )
+        self.stepper: int | None = None  # the thread that computes a step of the holder
+        self.caller: int | None = None  # the thread in which the holder runs the user's code
         self.last_step = 0.0  # when the last one ended, by `time.monotonic`
+        # Held while these fields are read or written, and the decoder's memory by others than a step; never while a
+        # step is computed. Reentrant: a stream that is collected while its thread waits here gives its permit back.
+        self.changed = threading.Condition(threading.RLock())
+        SHARED.add(self)
 
-    def note_step(self) -> None:
-        """Note that the holder was continued, by this thread."""
-        self.thread = threading.current_thread()
-        self.last_step = time.monotonic()
+    def after_fork(self) -> None:
+        """Forget a sequence of a thread that is not there; one of the thread that forked goes on."""
+        self.changed = threading.Condition(threading.RLock())
+        self._is_lost = self.stepper not in (None, threading.get_ident())
+        if self.thread is not threading.current_thread():
+            self.holder = self.caller = None
 
-    def is_left_by_this_thread(self) -> bool:
-        """Whether the main thread itself has left the holder open."""
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Read or write the decoder's memory within the block: between steps, or in a step of this thread."""
+        if self._is_lost:
+            raise RuntimeError(FORKED)
+        with self.changed:
+            while self.stepper not in (None, threading.get_ident()):
+                self.changed.wait()
+            yield
+
+    def check_outside(self) -> None:
+        """Raise RuntimeError in a thread that is within a sequence of this decoder or a pass of its model."""
+        if self._is_lost:
+            raise RuntimeError(FORKED)
+        if self._model_lock.is_mine or threading.get_ident() in (self.stepper, self.caller):
+            raise RuntimeError(WITHIN)
+
+    def note_step(self, stepper: int | None) -> None:
+        """Note that the holder is continued by this thread, or was."""
         this = threading.current_thread()
-        return this is threading.main_thread() and this is self.thread and not self.is_stepping
+        self.thread = this if self.thread in (None, this) else None
+        self.stepper, self.last_step = stepper, time.monotonic()
+        self.changed.notify_all()
+
+    def is_left_here(self) -> bool:
+        """Whether this thread itself has left the holder open, so that nobody else continues it.
+
+        Threads of a pool continue others' sequences, each call in a context of its own.
+        """
+        this = threading.current_thread()
+        is_own = this is threading.main_thread() or _CONTINUED.get() is self.holder
+        return is_own and this is self.thread and self.stepper is None
 
 
 class SequencePermit(Permit):
@@ -76,25 +119,35 @@ class SequencePermit(Permit):
         """Compute a step of the sequence within the block; wait for the permit first, if it was not begun.
 
         Raises:
-            RuntimeError: if another sequence has taken the permit, or was left open.
+            RuntimeError: if another sequence has taken the permit, or was left open; as `Permits.check_outside`.
         """
-        permits = self._permits
+        self._permits.check_outside()
         if not self._is_begun:
             self._begin()
             self._is_begun = True
-        with permits.step:
-            with permits.changed:
-                if permits.holder is not self:
-                    raise RuntimeError(
-                        f"stream: got a further step of a text after another was begun; allowed: {ADVICE}"
-                    )
-                permits.is_stepping = True
-            try:
-                yield
-            finally:
-                with permits.changed:
-                    permits.is_stepping = False
-                    permits.note_step()
+        _CONTINUED.set(self)
+        token = USER_CODE.set(self.user_code)
+        try:
+            self._hold()
+            yield
+        finally:
+            USER_CODE.reset(token)
+            self._let_go()
+
+    @contextmanager
+    def user_code(self) -> Iterator[None]:
+        """Run the user's code within the block, also in a step: nobody waits for its end longer than for a step."""
+        permits = self._permits
+        is_step, before = permits.stepper == threading.get_ident(), permits.caller
+        if permits.holder is self:
+            permits.caller = threading.get_ident()
+        self._let_go()
+        try:
+            yield
+        finally:
+            permits.caller = before
+            if is_step:
+                self._hold()
 
     def end(self) -> None:
         """Give the permit back, if this sequence still has it; the next sequence may be another thread's."""
@@ -104,13 +157,28 @@ class SequencePermit(Permit):
             if permits.holder is self:
                 give_back_threads()
                 permits.holder = None
-                permits.changed.notify()
+                permits.changed.notify_all()
+
+    def _hold(self) -> None:
+        permits = self._permits
+        with permits.changed:
+            if permits.holder is not self:
+                raise RuntimeError(
+                    f"stream: got a further step of a text after another was begun; allowed: {ADVICE}"
+                )
+            permits.note_step(threading.get_ident())
+
+    def _let_go(self) -> None:
+        permits = self._permits
+        if permits.stepper == threading.get_ident():
+            with permits.changed:
+                permits.note_step(None)
 
     def _begin(self) -> None:
         permits = self._permits
         with permits.changed:
-            while permits.holder is not None and not permits.is_left_by_this_thread():
-                is_idle = not permits.is_stepping
+            while permits.holder is not None and not permits.is_left_here():
+                is_idle = permits.stepper is None
                 if is_idle and time.monotonic() - permits.last_step >= PATIENCE:
                     raise RuntimeError(
                         f"decoder: another of its texts is still open, and was not continued for {PATIENCE:g} s; "
@@ -119,8 +187,8 @@ class SequencePermit(Permit):
                 if not permits.changed.wait(min(PAUSE, PATIENCE)) and is_idle:
                     # Web servers leave the stream of a client that is gone in a cycle of references.
                     gc.collect()
-            permits.holder = self
-            permits.note_step()
+            permits.holder, permits.thread = self, None
+            permits.note_step(None)
 
 
 class SequenceQueue:
@@ -132,12 +200,13 @@ class SequenceQueue:
 
     def __init__(self, target: TargetModel, drafter: Drafter) -> None:
         self.target, self.drafter = target, drafter
-        self.permits = Permits()
+        self.permits = Permits(target.lock)
         self._prefix_cache = PrefixCache()
         self._budget: BatchBudget | None = None  # of all batches
 
     def check_model(self) -> None:
-        """Raise ValueError if the model was changed since, so that it cannot be used."""
+        """Raise ValueError if the model was changed so that it cannot be used, RuntimeError as `check_outside`."""
+        self.permits.check_outside()
         self.target.check_unchanged()
         prove_changes(self.target)
 
@@ -149,7 +218,7 @@ class SequenceQueue:
 
         Raises:
             ValueError: as `Request.checked` and `check_model`. At once.
-            RuntimeError: at a step, if another sequence has the permit.
+            RuntimeError: as `check_model`; at a step, if another sequence has the permit.
         """
         self.check_model()
         request.checked(self.target)
@@ -190,6 +259,7 @@ class SequenceQueue:
     def batch(self, size: int, shares_memory: bool = True) -> Batch:
         """Return an empty batch, whose sequences have the permit together."""
         size = integer("batch_size", size, least=1)
+        self.permits.check_outside()
         if size != 1 and self._budget is None:
             self._budget = batch_budget(self.drafter, self.target)
         permit = SequencePermit(self.permits)
@@ -197,6 +267,6 @@ class SequenceQueue:
 
     def reset(self) -> None:
         """Forget what the method has learned and the last sequence, and free its rows."""
-        with self.permits.step:
+        with self.permits.memory():
             self.drafter.reset()
             self._prefix_cache.clear()

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers
+from ..engine.rules import GreedyRule, SamplingRule, TokenRule
 from ..engine.sequence import Request
 from .prompts import num_padding
 
@@ -171,9 +171,8 @@ class PreparedCall:
         before = padding.tolist()
 
         def stop(text: Sequence[int]) -> bool:
-            with as_in_transformers():
-                input_ids = torch.tensor([[*before, *text]], device=padding.device)
-                return bool(asked(input_ids, _in_order(self._scores)).all())
+            input_ids = torch.tensor([[*before, *text]], device=padding.device)
+            return bool(asked(input_ids, _in_order(self._scores)).all())
 
         return stop
 

@@ -8,11 +8,11 @@ Shapes: B prompts, P tokens of each, padding included, n new tokens, V vocabular
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from types import MethodType
 from typing import Any, TypeAlias
 
@@ -26,15 +26,18 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
+from ..backends.passes.loaded_model import lock_of
 from ..backends.proofs.packing import why_not_packed
 from ..backends.proofs.support import refuse_unverifiable
 from ..backends.target import TargetModel
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
+from ..machine.locks import SharedLock
 from ..methods import CustomMethod, MethodName
 from .decoder import SpeculativeDecoder
 from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, check, refusal
 from .loading.models import check_tokenizer
+from .permits import WITHIN
 from .prepared_call import PreparedCall
 from .prompts import stop_criterion
 
@@ -68,7 +71,8 @@ class SpeculativeMethod:
         self.steps: list[StepRecord] = []
         self.decoder: SpeculativeDecoder | None = None  # from the first call on
         self._saved: Path | None = None  # loaded when there is a decoder
-        self._lock = threading.Lock()  # of making the decoder
+        self._lock = SharedLock()  # of making the decoder
+        self._callers: set[int] = set()  # threads that are within a call
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy without memory: a copy, such as one made with its model, belongs to another model."""
@@ -167,6 +171,8 @@ class SpeculativeMethod:
         """
         if given.get("streamer") is not None and given.get("step_streamer") is not None:
             raise ValueError("streamer, step_streamer: got both; allowed: one of them")
+        if get_ident() in self._callers or lock_of(model).is_mine:
+            raise UnsupportedCallError("calls", WITHIN)
         for name in BEFOREHAND:
             if (value := _setting(model, given, name)) in (True, "paged"):
                 origin = " (from the generation_config, not from the call itself)"
@@ -182,7 +188,11 @@ class SpeculativeMethod:
             is_reached = True
             return self.decode(given, may_leave, *args, **kwargs)
 
-        result = generate(model, **words, custom_generate=prepared)
+        self._callers.add(get_ident())
+        try:
+            result = generate(model, **words, custom_generate=prepared)
+        finally:
+            self._callers.discard(get_ident())
         if not is_reached:
             raise UnsupportedCallError(
                 "generate",

@@ -53,6 +53,10 @@ class Permit:
         """Return a block in which sequences are begun, removed, or decoded by a step."""
         return nullcontext()
 
+    def user_code(self) -> AbstractContextManager[None]:
+        """Return a block in which code of the user runs between steps."""
+        return nullcontext()
+
     def end(self) -> None:
         """Let others decode: no sequence is under way, or none goes on."""
 
@@ -132,7 +136,7 @@ class Batch:
     ) -> None:
         self.target = target
         self.size = integer("batch_size", size, least=1)
-        self._drafter, self._permit = drafter, permit or Permit()
+        self._drafter, self.permit = drafter, permit or Permit()
         # A drafter without memory may hold weights, which siblings share.
         has_memory = drafter.keeps_memory()
         self._shares_memory = not has_memory or (shares_memory and not drafter.needs.cold_start)
@@ -181,17 +185,17 @@ class Batch:
 
     def close(self) -> None:
         """Give the permit back; sequences under way go with the batch."""
-        self._permit.end()
+        self.permit.end()
 
     @contextmanager
     def _in_permit(self) -> Iterator[None]:
         """Have the permit within the block, and until no sequence is under way."""
         try:
-            with self._permit.step():
+            with self.permit.step():
                 yield
         finally:
             if not self._places:
-                self._permit.end()
+                self.permit.end()
 
     def _leave(self, key: Any) -> _Place:
         place = self._places.pop(key)

@@ -6,7 +6,8 @@ Shapes: V vocabulary, P tokens of a prefix.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 from transformers import (
@@ -88,10 +89,16 @@ class SamplingRule:
 TokenRule = GreedyRule | SamplingRule
 
 
+# The block that user code runs in: a step lets go there of what others wait for (`model.api.permits`).
+USER_CODE: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
+    "user_code", default=nullcontext
+)
+
+
 @contextmanager
 def as_in_transformers() -> Iterator[None]:
     """Run user code without gradients but outside inference mode, whose tensors could not be written later."""
-    with torch.inference_mode(False), torch.no_grad():
+    with USER_CODE.get()(), torch.inference_mode(False), torch.no_grad():
         yield
 
 

@@ -23,7 +23,7 @@ from .backend import Backend, Hidden
 from .budget import MAX_DRAFT, DraftBudget
 from .drafter import Drafter, Needs, VerifiedStep
 from .read_out import Reader
-from .rules import TokenRule
+from .rules import TokenRule, as_in_transformers
 from .step import StepRecord, StepTimer
 from .tree import DraftTree
 from .verification import Acceptance, ReferenceRows, verify
@@ -144,6 +144,7 @@ class RunningSequence:
         if cache is None:
             cache = target.new_cache(rows_for(request, drafter))
         self.cache = cache
+        self._stop = request.stop and partial(_asked, request.stop)
         self._reference = ReferenceRows(target, self.cache, len(self.tokens))
         self._needs: Needs | None = None  # of the step under way, if it pauses
         self._margin = 0.0  # of near-ties in this step
@@ -268,7 +269,7 @@ class RunningSequence:
             max_tokens=request.num_total - self.num_new,
             tie_margin=self._margin,
             num_candidates=self.needs.num_candidates,
-            stop=request.stop,
+            stop=self._stop,
             with_samples=self.needs.logit_samples,
             read=read or partial(self.target.read_out, self.cache),
         )
@@ -304,7 +305,7 @@ class RunningSequence:
         """Decide an open token, and take the new ones."""
         request = self.request
         acceptance = self._reference.with_token_decided(
-            acceptance, self.tokens, request.rule, request.stop
+            acceptance, self.tokens, request.rule, self._stop
         )
         self.tokens += acceptance.tokens
         self.stop_reason = request.stop_reason(acceptance, self.num_new)
@@ -327,6 +328,11 @@ class RunningSequence:
             return None
         margin, ends = self._reference.margin, self.request.eos_ids
         return self.target.device_step(drafting, margin, ends)
+
+
+def _asked(stop: Callable[[Sequence[int]], bool], text: Sequence[int]) -> bool:
+    with as_in_transformers():
+        return stop(text)
 
 
 def _checked(tree: DraftTree, budget: DraftBudget) -> DraftTree:

@@ -18,22 +18,22 @@ Forward = Callable[..., Any]
 
 
 class _Thread(threading.local):
-    is_in_pass = False
+    is_in_pass: bool | None = None
 
 
 _THREAD = _Thread()
 
 
-def is_in_pass() -> bool:
-    """Whether this thread uses what stands in place of a model's functions."""
+def is_in_pass() -> bool | None:
+    """Whether this thread uses what stands in place of a model's functions; False: not now, but in a pass."""
     return _THREAD.is_in_pass
 
 
 @contextmanager
-def in_pass() -> Iterator[None]:
-    """Within the block this thread uses what stands in place of a model's functions."""
+def in_pass(is_in: bool = True) -> Iterator[None]:
+    """Within the block this thread uses what stands in place of a model's functions, or not, as in a hook."""
     before = _THREAD.is_in_pass
-    _THREAD.is_in_pass = True
+    _THREAD.is_in_pass = True if is_in else before and False
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...machine.own_forwards import is_in_pass
 from ..proofs.support import NO_HIDDEN, UnsupportedModelError, layers_of
 
 # The layer whose "input" is the output head's: the final, normed hidden state.
@@ -63,7 +64,7 @@ class HiddenStates:
     @property
     def is_capturing(self) -> bool:
         """Whether passes of this thread are captured now."""
-        return self._thread == get_ident()
+        return self._thread == get_ident() and is_in_pass() is not False
 
     @contextmanager
     def captured(self) -> Iterator[None]:
