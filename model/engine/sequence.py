@@ -38,6 +38,8 @@ class Request(NamedTuple):
     rule: TokenRule | None = None  # None for greedy decoding, else how each token is chosen
     # Asked after every new token, with the sequence so far, whether it ends the sequence.
     stop: Callable[[Sequence[int]], bool] | None = None
+    # Asked after every step why the sequence ends with it, whatever its tokens; None lets it go on.
+    interrupt: Callable[[], str | None] | None = None
     # Prompt and answer together. This and what follows is found by `checked`.
     context: int = 0
     num_visible: int = 0  # new tokens that are emitted
@@ -91,7 +93,8 @@ class Request(NamedTuple):
         """
         if num_emitted >= self.num_total:
             return "criteria" if acceptance.is_stopped else self.name
-        return self._end_of(acceptance.tokens, acceptance.is_stopped)
+        reason = self._end_of(acceptance.tokens, acceptance.is_stopped)
+        return reason or (self.interrupt() if self.interrupt is not None else None)
 
     def visible(self, record: StepRecord, num_emitted: int) -> StepRecord | None:
         """Return a step, up to which `num_emitted` tokens exist, cut at the limit; None if nothing is left."""
@@ -100,8 +103,8 @@ class Request(NamedTuple):
         if not tokens:
             return None
         reason = self._end_of(tokens, record.stop_reason == "criteria")
-        if reason is None and num_emitted >= self.num_visible:
-            reason = self.name
+        if reason is None:
+            reason = self.name if num_emitted >= self.num_visible else record.stop_reason
         return replace(record, tokens=tokens, stop_reason=reason)
 
     def _end_of(self, tokens: Sequence[int], is_stopped: bool) -> str | None:

@@ -18,7 +18,8 @@ class StepRecord:
         tokens: emitted token ids, never past the end of text or the limit.
         tree: the verified draft.
         path: accepted nodes from the root downward.
-        stop_reason: None while the sequence goes on, else "eos", "criteria", "length" or "context" (full).
+        stop_reason: None while the sequence goes on, else "eos", "criteria", "length", "context" (full), or what
+            interrupted it: "time" or "cancelled".
         prefill_ns: time of reading the prompt, on the first step; 0 on others.
         draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for the
             device in verify alone. A whole step on the device is counted as forward.
