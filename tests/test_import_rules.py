@@ -56,7 +56,7 @@ WITH_TRANSFORMERS = {
         "model.api.loading.models",
         "model.api.loading.weights",
     ),
-    "model.api.prompts",
+    *("model.api.prompts", "model.api.text_options"),
     "model.commands.loading",
 }
 

@@ -4,46 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
-from typing import Any, TypeAlias
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
+from ..backends.target import TargetModel
 from ..engine.batch import Batch, run
 from ..engine.rules import STATEFUL
 from ..engine.sequence import Request
-from ..engine.step import StepRecord
 from ..machine.timing import progress
 from ..options import integer
-from .output import GenerateOutput
-from .prompts import Prompt
+from .output import Text
+from .permits import SequenceQueue
+from .prompts import Prompt, prompt_ids_of
+from .text_options import Limits, TextOptions, shows
 
-# Most new tokens of every text, or of each.
-Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
 # Token ids of a prompt, or the error that stands for them, and its limit.
 Asked: TypeAlias = tuple[Sequence[int] | Exception, int]
 
 
+class Decoder(Protocol):
+    """What is needed of a `SpeculativeDecoder`."""
+
+    target: TargetModel
+    queue: SequenceQueue
+    tokenizer: Any
+
+    def stop_of(self, options: TextOptions) -> Any: ...
+
+    def text_of(
+        self,
+        prompt_ids: Sequence[int],
+        options: TextOptions,
+        stop: Any = None,
+        index: int = 0,
+    ) -> Text: ...
+
+
+@shows(TextOptions)
 def answers_of(
+    decoder: Decoder,
+    prompts: Iterable[Prompt],
+    *,
+    max_new_tokens: Limits = 256,
+    n: int = 1,
+    batch_size: int = 8,
+    shares_memory: bool = True,
+    return_exceptions: bool = False,
+    show_progress: bool = False,
+    **arguments: Any,
+) -> Generator[tuple[int, Any], None, None]:
+    """Return the answers as of `SpeculativeDecoder.as_completed`; `arguments` are those of `TextOptions`."""
+    options = TextOptions(**arguments)
+    check_prompts(prompts)
+    check_processors(options.logits_processors)
+    if integer("n", n, least=1) > 1 and not options.temperature:
+        raise ValueError(f"n: got {n} with greedy decoding; allowed: a temperature above 0, or 1")
+    target, stop = decoder.target, decoder.stop_of(options)
+
+    def read(index: int, prompt: Prompt, limit: int) -> Asked:
+        try:
+            own = replace(options, max_new_tokens=limit)
+            prompt_ids = prompt_ids_of(prompt, decoder.tokenizer, **own.of_chat)
+            Request(prompt_ids, limit).checked(target)
+            return prompt_ids, limit
+        except Exception as error:  # a tokenizer may raise anything
+            return named_error(index, error), limit
+
+    def text_of(index: int, prompt_ids: Sequence[int], limit: int) -> Text:
+        decoder.queue.check_model()
+        own = replace(options, max_new_tokens=limit)
+        return decoder.text_of(prompt_ids, own, stop=stop, index=index)
+
+    asked = read_prompts(prompts, max_new_tokens, read, return_exceptions)
+    if (cancel := options.cancel) is not None:
+        asked = takewhile(lambda _: not cancel.is_set(), asked)
+    batch = decoder.queue.batch(batch_size, shares_memory)
+    total = n * len(prompts) if isinstance(prompts, Sized) else None
+    bar = {"total": total, "disable": not show_progress}
+    times = (one for one in asked for _ in range(n))
+    return _as_completed(batch, times, text_of, target.device, return_exceptions, **bar)
+
+
+def _as_completed(
     batch: Batch,
     asked: Iterator[Asked],
-    request_of: Callable[[int, Sequence[int], int], Request],
-    output_of: Callable[[Sequence[int], Sequence[StepRecord]], GenerateOutput],
+    text_of: Callable[[int, Sequence[int], int], Text],
+    device: torch.device,
     return_exceptions: bool,
     **bar: Any,
 ) -> Generator[tuple[int, Any], None, None]:
     """Read prompts as far as a batch has room, and yield each index with its answer as the texts end.
 
-    Args:
-        batch: decodes texts.
-        asked: prompts that were read (`read_prompts`).
-        request_of: makes a request of an index, a prompt's tokens and a limit.
-        output_of: makes an answer of a prompt's tokens and the steps.
-        return_exceptions: whether an error stands in the place of an answer; else it is raised. What the iterable
-            raises is raised when the texts under way have ended.
-        bar: options of the progress bar.
+    What the iterable raises is raised when the texts under way have ended.
     """
-    under_way: dict[int, Sequence[int]] = {}
+    under_way: dict[int, Text] = {}
     failures: list[Exception] = []  # the iterable's
 
     def requests() -> Iterator[tuple[int, Request | Exception]]:
@@ -60,18 +118,18 @@ def answers_of(
             if isinstance(prompt_ids, Exception):
                 yield index, prompt_ids
                 continue
-            under_way[index] = prompt_ids
-            yield index, request_of(index, prompt_ids, limit)
+            under_way[index] = text_of(index, prompt_ids, limit)
+            yield index, under_way[index].request
 
     with closing(batch), progress(unit="answer", **bar) as shown:
         for index, _, error, steps in run(batch, requests()):
-            prompt_ids = under_way.pop(index, ())
+            text = under_way.pop(index, None)
             if error is not None and hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"at prompt {index}")
             if error is not None and not return_exceptions:
                 raise error
             shown.update()
-            yield index, output_of(prompt_ids, steps) if error is None else error
+            yield index, text.output(steps, device) if text and error is None else error
     if failures:
         raise failures[0]
 
@@ -136,8 +194,7 @@ def with_limits(prompts: Iterable[Prompt], max_new_tokens: Limits) -> Iterator[t
     """Return an iterator over prompts and their limits; limits are checked at once.
 
     Raises:
-        ValueError: if a limit is not allowed. If there are more or fewer limits than prompts: at once where the
-            number of prompts is known, else when they are read so far.
+        ValueError: if a limit is not allowed, or there are not as many as prompts.
     """
     limits: Any = max_new_tokens
     if isinstance(limits, torch.Tensor | np.ndarray):
@@ -146,23 +203,10 @@ def with_limits(prompts: Iterable[Prompt], max_new_tokens: Limits) -> Iterator[t
         limit = integer("max_new_tokens", limits, least=1)
         return ((prompt, limit) for prompt in prompts)
     limits = [integer(f"max_new_tokens[{place}]", one, least=1) for place, one in enumerate(limits)]
-    if isinstance(prompts, Sized) and len(prompts) != len(limits):
-        raise _wrong_number(len(limits), len(prompts))
-    return _paired(prompts, limits)
-
-
-def _paired(prompts: Iterable[Prompt], limits: list[int]) -> Iterator[tuple[Prompt, int]]:
-    num_prompts = 0
-    for num_prompts, prompt in enumerate(prompts, 1):
-        if num_prompts > len(limits):
-            raise _wrong_number(len(limits), "more")
-        yield prompt, limits[num_prompts - 1]
-    if num_prompts < len(limits):
-        raise _wrong_number(len(limits), num_prompts)
-
-
-def _wrong_number(num_limits: int, num_prompts: object) -> ValueError:
-    return ValueError(
-        f"max_new_tokens: got {num_limits} limits for {num_prompts} prompts; allowed: one for all, or one "
-        "for each"
-    )
+    num_prompts = len(prompts) if isinstance(prompts, Sized) else "an unknown number of"
+    if num_prompts != len(limits):
+        raise ValueError(
+            f"max_new_tokens: got {len(limits)} limits for {num_prompts} prompts; allowed: one for all, or one for "
+            "each of a list"
+        )
+    return zip(prompts, limits, strict=True)

@@ -13,39 +13,37 @@ Shapes: P tokens of the prompt, V vocabulary.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, overload
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StopStringCriteria
 
 from ..backends.graphs.graphed_target import graphed
 from ..backends.proofs.self_test import prove
 from ..backends.proofs.support import eos_ids_of
 from ..backends.target import TargetModel
 from ..budget import memory
-from ..engine.rules import Processor, token_rule
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
 from ..methods import CustomMethod, MethodName, drafter_class
 from ..options import chosen
-from .answers import (
-    Asked,
-    Limits,
-    answers_of,
-    check_processors,
-    check_prompts,
-    named_error,
-    read_prompts,
-)
+from .answers import answers_of, check_prompts
 from .defaults import choice_of, config_of, named_method, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
-from .output import GenerateOutput, StreamPiece, TextStream
+from .output import GenerateOutput, Logprobs, StreamPiece, Text
 from .permits import SequenceQueue
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
+from .text_options import ManyTexts, OneText, TextOptions, options_of, shows
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of Python 3.11
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
@@ -153,152 +151,87 @@ class SpeculativeDecoder:
         """The token ids that end a text: the generation config's, and the tokenizer's."""
         return eos_ids_of(self.target.model, self.tokenizer)
 
-    def generate(
-        self,
-        prompt: Prompt = (),
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_strings: str | Sequence[str] = (),
-        logits_processors: Sequence[Processor] = (),
-        **foreign: NoReturn,
-    ) -> GenerateOutput:
+    @shows(TextOptions)
+    def generate(self, prompt: Prompt = (), **arguments: Unpack[OneText]) -> GenerateOutput:
         """Answer a prompt.
 
-        Args:
-            prompt: text; chat messages, for the tokenizer's template; token ids as a sequence, or a
-                tensor or numpy array [P] or [1, P]; or a tokenizer's output (`input_ids` and
-                `attention_mask`). An empty text is the token with which the tokenizer begins every text.
-            max_new_tokens: limit; exact.
-            temperature: 0: greedy decoding; above 0: sampling.
-            top_k: draw from the k likeliest tokens; 0: from all.
-            top_p: draw from the likeliest tokens up to this total probability.
-            seed: seed of the draws; None uses torch's global generator.
-            stop_strings: the text ends after the token that completes one of these.
-            logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
-                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. In
-                float32, greedy decoding may call them twice for one token (`model.engine.rules`).
-            foreign: none; names of transformers' are refused with what does it here.
+        The prompt is text; chat messages, for the tokenizer's template; token ids as a sequence, or a tensor or
+        numpy array [P] or [1, P]; or a tokenizer's output (`input_ids` and `attention_mask`). An empty text is the
+        token with which the tokenizer begins every text.
 
         Raises:
+            TypeError: for an argument that there is not, which says what does it here.
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
         """
-        refuse_foreign(foreign, self.generate)
-        prompt_ids, running = self._begin(
-            prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
-        )
-        return self._output(prompt_ids, list(running))
+        text = self._text(prompt, options_of(self.generate, arguments))
+        return text.output(list(self.queue.steps_of(text.request)), self.target.device)
 
+    @shows(TextOptions)
     def stream(
-        self,
-        prompt: Prompt = (),
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_strings: str | Sequence[str] = (),
-        logits_processors: Sequence[Processor] = (),
-        **foreign: NoReturn,
-    ) -> Iterator[StreamPiece]:
-        """Return the answer to a prompt step by step; arguments, which are checked at once, as `generate`.
+        self, prompt: Prompt = (), **arguments: Unpack[OneText]
+    ) -> Generator[StreamPiece, None, None]:
+        """Return the answer to a prompt step by step; arguments, checked at once, and errors as `generate`.
 
-        No piece ends inside a character. Leaving the iteration ends the answer; the cache still
-        serves the next prompt.
+        No piece ends inside a character, or shows what may begin a stop string. Leaving the iteration, or its
+        `close()`, ends the answer; the cache still serves the next prompt.
         """
-        refuse_foreign(foreign, self.stream)
-        _, running = self._begin(
-            prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
-        )
-        return TextStream(self.tokenizer).pieces(running)
+        text = self._text(prompt, options_of(self.stream, arguments))
+        return text.pieces(self.queue.steps_of(text.request))
 
-    def generate_all(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        batch_size: int = 8,
-        max_new_tokens: Limits = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_strings: str | Sequence[str] = (),
-        logits_processors: Sequence[Processor] = (),
-        shares_memory: bool = True,
-        return_exceptions: bool = False,
-        show_progress: bool = False,
-        **foreign: NoReturn,
-    ) -> list[GenerateOutput]:
-        """Answer many prompts, several in each pass of the model; arguments and errors as `as_completed`.
+    @shows(TextOptions)
+    async def astream(
+        self, prompt: Prompt = (), **arguments: Unpack[OneText]
+    ) -> AsyncGenerator[StreamPiece, None]:
+        """Yield the answer as `stream`, from a thread of its own: the event loop goes on meanwhile.
 
-        All prompts are read, and checked, before the first token. What ends the call later, such as a processor's
-        error or Ctrl-C, has the answers that were done in its attribute `answers`, by their prompts' indices.
-
-        Returns:
-            The answers in the order of the prompts.
+        Leaving the iteration, or cancelling its task, ends the answer after the step under way.
         """
-        refuse_foreign(foreign, self.generate_all)
-        check_prompts(prompts)
-        answers = self.as_completed(
-            prompts if isinstance(prompts, Sized) else list(prompts),
-            batch_size=batch_size,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop_strings=stop_strings,
-            logits_processors=logits_processors,
-            shares_memory=shares_memory,
-            return_exceptions=return_exceptions,
-            show_progress=show_progress,
-        )
-        found: dict[int, GenerateOutput] = {}
+        worker = ThreadPoolExecutor(1, thread_name_prefix="astream")
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, worker)
+        pieces: Generator[StreamPiece, None, None] | None = None
         try:
-            for index, output in answers:
-                found[index] = output
-        except BaseException as error:
-            vars(error)["answers"] = found
-            raise
-        return [found[index] for index in sorted(found)]
+            pieces = await in_thread(partial(self.stream, prompt, **arguments))
+            while (piece := await in_thread(next, pieces, None)) is not None:
+                yield piece
+        finally:
+            if pieces is not None:
+                worker.submit(pieces.close)
+            worker.shutdown(wait=False)
 
+    @overload
     def as_completed(
         self,
         prompts: Iterable[Prompt],
         *,
-        batch_size: int = 8,
-        max_new_tokens: Limits = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_strings: str | Sequence[str] = (),
-        logits_processors: Sequence[Processor] = (),
-        shares_memory: bool = True,
-        return_exceptions: bool = False,
-        show_progress: bool = False,
-        **foreign: NoReturn,
-    ) -> Generator[tuple[int, GenerateOutput], None, None]:
+        return_exceptions: Literal[False] = False,
+        **arguments: Unpack[ManyTexts],
+    ) -> Generator[tuple[int, GenerateOutput], None, None]: ...
+
+    @overload
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        return_exceptions: Literal[True],
+        **arguments: Unpack[ManyTexts],
+    ) -> Generator[tuple[int, GenerateOutput | Exception], None, None]: ...
+
+    @shows(answers_of)
+    def as_completed(
+        self, prompts: Iterable[Prompt], **arguments: Any
+    ) -> Generator[tuple[int, Any], None, None]:
         """Return the answers to many prompts, each with its prompt's index, as they finish.
 
         Each text is the one of `generate`, whatever the others are; with seeds too. Arguments are checked at once.
         The first step waits for the decoder's text under way, and other texts wait while some of these are under
         way. The KV cache of the last text is neither used nor changed.
 
-        Arguments are those of `generate`, but for these:
-
         - prompts: any iterable. Of what has a length, such as a list, every prompt is checked before the first
           token. Any other may be endless: one is read when there is room for its text, and after the answers that
           have made room were taken.
+        - max_new_tokens: limit, of all texts or of each prompt's.
+        - n: texts of each prompt, which are drawn; those of prompt i have the indices n x i, n x i + 1, ...
         - batch_size: most texts under way. A model whose texts cannot share passes decodes them in turn.
-        - max_new_tokens: limit, of all texts or of each.
-        - seed: of the first text; each next one has the next seed. None uses torch's global generator, in an
-          order that depends on the batch.
-        - logits_processors: asked about one text at a time, [1, P]; none that keep the state of a text.
         - shares_memory: whether the method learns from all texts for all, and keeps it. Else each text begins
           with a copy of what is known, and learns for itself. With a cold start each begins with nothing.
         - return_exceptions: whether the error of a text (its prompt cannot be used, a processor failed) stands in
@@ -306,40 +239,60 @@ class SpeculativeDecoder:
           `Executor.map`: answers that came before are yours, texts under way are given up.
         - show_progress: whether a progress bar is written to standard error.
 
+        The seed is the first text's; each next one has the next seed. None uses torch's global generator, in an
+        order that depends on the batch. `max_time` counts from the begin of each text. `cancel` also ends the
+        reading of prompts. Processors see one text at a time, [1, P]; none may keep the state of a text.
+
         Raises:
+            TypeError: for an argument that there is not.
             ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used: of a
                 list at once, else in its turn.
             RuntimeError: at a step, if another text has the permit (`model.api.permits`).
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
-        refuse_foreign(foreign, self.as_completed)
+        refuse_foreign(arguments, self.as_completed)
+        return answers_of(self, prompts, **arguments)
+
+    @overload
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        return_exceptions: Literal[False] = False,
+        **arguments: Unpack[ManyTexts],
+    ) -> list[GenerateOutput]: ...
+
+    @overload
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        return_exceptions: Literal[True],
+        **arguments: Unpack[ManyTexts],
+    ) -> list[GenerateOutput | Exception]: ...
+
+    @shows(answers_of)
+    def generate_all(self, prompts: Iterable[Prompt], **arguments: Any) -> list[Any]:
+        """Answer many prompts, several in each pass of the model; arguments and errors as `as_completed`.
+
+        All prompts are read, and checked, before the first token. What ends the call later, such as a processor's
+        error or Ctrl-C, has the answers that were done in its attribute `answers`, by their indices.
+
+        Returns:
+            The answers in the order of the prompts; once `cancel` is set, those of the texts that had begun.
+        """
+        refuse_foreign(arguments, self.generate_all)
         check_prompts(prompts)
-        check_processors(logits_processors)
-        device, of_rule = self.target.device, (temperature, top_k, top_p)
-        # Raises for what is not allowed.
-        token_rule(device, *of_rule, seed, logits_processors)
-        stop, eos_ids = self._stop(stop_strings), self.eos_ids
-        self._warn_once()
-
-        def read(index: int, prompt: Prompt, limit: int) -> Asked:
-            try:
-                prompt_ids = prompt_ids_of(prompt, self.tokenizer)
-                Request(prompt_ids, limit).checked(self.target)
-                return prompt_ids, limit
-            except Exception as error:  # a tokenizer may raise anything
-                return named_error(index, error), limit
-
-        def request_of(index: int, prompt_ids: Sequence[int], limit: int) -> Request:
-            self.queue.check_model()
-            own_seed = None if seed is None else int(seed) + index
-            rule = token_rule(device, *of_rule, own_seed, logits_processors)
-            return Request(prompt_ids, limit, eos_ids, rule, stop)
-
-        asked = read_prompts(prompts, max_new_tokens, read, return_exceptions)
-        batch = self.queue.batch(batch_size, shares_memory)
-        total = len(prompts) if isinstance(prompts, Sized) else None
-        bar = {"total": total, "disable": not show_progress}
-        return answers_of(batch, asked, request_of, self._output, return_exceptions, **bar)
+        known = prompts if isinstance(prompts, Sized) else list(prompts)
+        answers = self.as_completed(known, **arguments)
+        found: dict[int, Any] = {}
+        try:
+            for index, output in answers:
+                found[index] = output
+        except BaseException as error:
+            vars(error)["answers"] = found
+            raise
+        return [found[index] for index in sorted(found)]
 
     def steps(self, prompt_ids: Sequence[int], **options: Any) -> Generator[StepRecord, None, None]:
         """Return the steps of a text; `options` are those of a `Request`, all else as `SequenceQueue.steps_of`."""
@@ -349,28 +302,31 @@ class SpeculativeDecoder:
         """Forget what the method has learned and the last text, and free its rows."""
         self.queue.reset()
 
-    def _begin(
-        self, prompt: Prompt, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
-    ) -> tuple[list[int], Iterator[StepRecord]]:
-        """Return a prompt's tokens and the steps of its answer; `of_rule`: arguments of `token_rule`."""
-        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+    def text_of(
+        self,
+        prompt_ids: Sequence[int],
+        options: TextOptions,
+        stop: StopStringCriteria | None = None,
+        index: int = 0,
+    ) -> Text:
+        """Return a text to decode; `index`, among many, is added to the seed, and `stop` is made of the options."""
         self._warn_once()
-        rule, stop = token_rule(self.target.device, *of_rule), self._stop(stop_strings)
-        request = Request(prompt_ids, max_new_tokens, self.eos_ids, rule, stop)
-        return prompt_ids, self.queue.steps_of(request)
+        target, num_prompt = self.target, len(prompt_ids)
+        ends = options.ends(self.eos_ids, target.num_tokens)
+        logprobs = None if options.logprobs is None else Logprobs(num_prompt, options.logprobs)
+        rule = options.rule(target.device, num_prompt, ends, index, [logprobs] if logprobs else [])
+        ended = ends_text(stop, target.device)
+        limit, interrupt = options.max_new_tokens, options.interrupt()
+        request = Request(prompt_ids, limit, ends, rule, ended, interrupt)
+        return Text(request, self.tokenizer, stop.stop_strings if stop else (), logprobs)
 
-    def _output(self, prompt_ids: Sequence[int], steps: Sequence[StepRecord]) -> GenerateOutput:
-        """Return the whole answer that these steps make."""
-        prefill_time = steps[0].prefill_ns / 1e9
-        decode_time = sum(step.step_ns for step in steps) / 1e9
-        token_ids = [token for step in steps for token in step.tokens]
-        sequences = torch.tensor([[*prompt_ids, *token_ids]], device=self.target.device)
-        text = TextStream(self.tokenizer).add(token_ids, is_last=True)
-        return GenerateOutput(sequences, token_ids, text, list(steps), prefill_time, decode_time)
+    def _text(self, prompt: Prompt, options: TextOptions) -> Text:
+        prompt_ids = prompt_ids_of(prompt, self.tokenizer, **options.of_chat)
+        return self.text_of(prompt_ids, options, self.stop_of(options))
 
-    def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
-        criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")
-        return ends_text(criterion, self.target.device)
+    def stop_of(self, options: TextOptions) -> StopStringCriteria | None:
+        """Return the criterion of the options' stop strings."""
+        return stop_criterion(options.stop_strings, self.tokenizer, "give the tokenizer")
 
     def _warn_once(self) -> None:
         if not self._has_warned:

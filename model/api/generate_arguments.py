@@ -321,17 +321,21 @@ def table() -> str:
 
 PROMPT = "the prompt is the first argument, and may be a tokenizer's output as it is: without **"
 PROCESSORS = "logits_processors=[transformers.{}LogitsProcessor(...)]"
+MANY = "generate_all(prompts, {}=...), for several texts"
 # What does it in a decoder's own `generate`, also for arguments of other libraries.
 INSTEAD = {
     "do_sample": "temperature: above 0 samples, such as temperature=1.0; 0, the default, is greedy",
     "max_length": "max_new_tokens, which does not count the prompt",
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens"),
-    "eos_token_id": "stop_strings; the model's own ends of text are in model.generation_config.eos_token_id",
-    **dict.fromkeys(("stop", "stopping_criteria"), "stop_strings"),
+    "eos_token_id": "stop_token_ids, with ignore_eos=True for these alone",
+    "min_tokens": "min_new_tokens",
+    "stop": "stop_strings",
+    "stopping_criteria": "stop_strings, stop_token_ids, max_time or cancel",
+    "add_generation_prompt": "continue_final_message",
+    "enable_thinking": 'chat_template_kwargs={"enable_thinking": ...}',
     **dict.fromkeys(("streamer", "stream"), "stream(prompt, ...), whose pieces come step by step"),
     "logits_processor": "logits_processors, a list",
     "generation_config": "its settings as arguments, such as max_new_tokens",
-    "repetition_penalty": PROCESSORS.format("RepetitionPenalty"),
     "no_repeat_ngram_size": PROCESSORS.format("NoRepeatNGram"),
     "bad_words_ids": PROCESSORS.format("NoBadWords"),
     "suppress_tokens": PROCESSORS.format("SuppressTokens"),
@@ -339,25 +343,27 @@ INSTEAD = {
     "return_dict_in_generate": "the answer always has token_ids, text, steps and times",
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "inputs"), PROMPT),
     "messages": "the prompt is the first argument, and may be chat messages",
-    "batch_size": "generate_all(prompts, batch_size=...), for several prompts",
+    **{name: MANY.format(name) for name in ("batch_size", "n")},
+    "num_return_sequences": MANY.format("n"),
 }
 
 
 def refuse_foreign(names: Iterable[str], function: Callable[..., Any]) -> None:
-    """Raise ValueError for the first argument that a function of decoders got and does not have.
+    """Raise TypeError for the first argument that a function of decoders got and does not have.
 
     It names the argument of ours that does it, or where it is taken.
     """
-    where = function.__name__
+    where, ours = function.__name__, inspect.signature(function).parameters
     for name in names:
+        if name in ours:
+            continue
         instead = INSTEAD.get(name, "")
         if name in BY_NAME and instead != PROMPT:
             elsewhere = f"model.generate after `from {HERE} import accelerate; accelerate(model)`"
             instead = f"{instead}; or {elsewhere}" if instead else elsewhere
         if instead:
-            raise ValueError(f"{name}: not an argument of decoder.{where}; allowed: {instead}")
-        *ours, _ = inspect.signature(function).parameters
-        raise ValueError(unknown_name(f"argument of decoder.{where}", name, ours))
+            raise TypeError(f"{name}: not an argument of decoder.{where}; allowed: {instead}")
+        raise TypeError(unknown_name(f"argument of decoder.{where}", name, list(ours)))
 
 
 # Settings of a checkpoint that change transformers' texts but not a decoder's own, each with its neutral value.
@@ -384,6 +390,6 @@ def warn_of_settings(model: PreTrainedModel) -> None:
     if found:
         logger.warning(
             "generation_config: %s apply only to the model's own generate, not here; give "
-            "logits_processors, or use custom_generate, which honours them",
+            "them as arguments, or use custom_generate, which honours them",
             ", ".join(found),
         )

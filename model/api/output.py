@@ -1,17 +1,18 @@
-"""Answers of a decoder, whole or in pieces, and text from tokens that arrive step by step.
+"""Answers of a decoder, whole or in pieces, and text and log-probabilities of tokens that arrive step by step.
 
-Shapes: P tokens of the prompt, n new tokens.
+Shapes: P tokens of the prompt, n new tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..engine.sequence import Request
 from ..engine.step import StepRecord
 
 # Decoders write it for invalid or incomplete bytes.
@@ -19,6 +20,23 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A token that is one byte of a character, as sentencepiece writes it.
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 SHOWN = 60  # characters of a text in an output's repr
+# Why a text ended, in OpenAI's words where it has them.
+FINISH_REASONS = {
+    "eos": "stop",
+    "criteria": "stop",
+    "length": "length",
+    "context": "length",
+    "time": "time",
+    "cancelled": "cancelled",
+}
+
+
+class TokenLogprob(NamedTuple):
+    """The model's log-probability of a token, before penalties and temperature, and of the likeliest ones there."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # likeliest first
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,11 +46,13 @@ class GenerateOutput:
     Attributes:
         sequences: prompt and new tokens, int64 [1, P + n], on the model's device.
         token_ids: the n new tokens.
-        text: the new tokens as text, special tokens left out; empty without a tokenizer.
+        text: the new tokens as text, special tokens and the stop string left out; empty without a tokenizer.
         steps: a record of every step, in order.
         prefill_time: seconds to read the prompt.
         decode_time: seconds of the steps after that, which the texts of a batch share; the time in which other
             texts had their turn is in neither.
+        stop_string: the stop string that ended the text; None if none did.
+        logprobs: of each new token, if they were asked for.
     """
 
     sequences: torch.Tensor
@@ -41,6 +61,8 @@ class GenerateOutput:
     steps: list[StepRecord]
     prefill_time: float
     decode_time: float
+    stop_string: str | None = None
+    logprobs: list[TokenLogprob] | None = None
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -59,8 +81,22 @@ class GenerateOutput:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the text ended: "eos", "criteria" (such as a stop string), "length" or "context"."""
+        """Why the text ended: "eos", "criteria" (a stop string), "length", "context", "time" or "cancelled"."""
         return self.steps[-1].stop_reason
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The same in OpenAI's words: "stop" or "length"; "time" and "cancelled" are our own."""
+        return FINISH_REASONS[self.stop_reason] if self.stop_reason else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer and its figures as values that json can write."""
+        names = "text finish_reason stop_reason stop_string token_ids logprobs accept_lengths"
+        names += " prefill_time decode_time"
+        found = {name: getattr(self, name) for name in names.split()}
+        if self.logprobs is not None:
+            found["logprobs"] = [one._asdict() for one in self.logprobs]
+        return {**found, "prompt_tokens": self.sequences.shape[1] - len(self.token_ids)}
 
     def summary(self) -> str:
         """Return the figures in one line."""
@@ -84,11 +120,20 @@ class StreamPiece:
         text: complete characters; may be empty, for an incomplete character or special tokens.
         token_ids: the step's tokens.
         record: the step.
+        stop_string: as of `GenerateOutput`, in the last piece.
+        logprobs: of the step's tokens, if they were asked for.
     """
 
     text: str
     token_ids: list[int]
     record: StepRecord
+    stop_string: str | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the text ended, as of `GenerateOutput`; None if it goes on."""
+        return FINISH_REASONS[self.record.stop_reason] if self.record.stop_reason else None
 
     def __str__(self) -> str:
         """Return the text, so that a piece can be printed."""
@@ -103,16 +148,43 @@ class TextStream:
 
     A piece is what the new tokens add to the text of the last piece. So a tokenizer that treats a
     text's first token specially (a leading space) always sees a token before. Without a tokenizer all are empty.
+    What may begin a stop string is held back; the text ends before the one that ends it, `stop_string`.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._stop, self._held = stop, ""
+        self.stop_string: str | None = None
         self._known: list[int] = []  # tokens of the last piece
         self._new: list[int] = []  # tokens that are not yet text
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
-    def add(self, token_ids: Sequence[int], is_last: bool = False) -> str:
-        """Return the text that the tokens complete; for the last ones, everything that is left."""
+    def add(self, token_ids: Sequence[int], is_last: bool = False, may_stop: bool = True) -> str:
+        """Return the text that the tokens complete; for the last ones, everything that is left.
+
+        A stop string ends the text if it may stop here, which criteria on tokens may see otherwise.
+        """
+        text = self._added(token_ids, is_last)
+        if not self._stop:
+            return text
+        self._held += text
+        found = [(place, one) for one in self._stop if (place := self._held.find(one)) >= 0]
+        if found and may_stop:
+            end, self.stop_string = min(found)
+        else:
+            end = len(self._held) - (0 if is_last else self._num_open())
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def _num_open(self) -> int:
+        """Return the number of characters at the end that may be the beginning of a stop string."""
+        longest = max(map(len, self._stop)) - 1
+        for count in range(min(longest, len(self._held)), 0, -1):
+            if any(one.startswith(self._held[-count:]) for one in self._stop):
+                return count
+        return 0
+
+    def _added(self, token_ids: Sequence[int], is_last: bool) -> str:
         if self._tokenizer is None:
             return ""
         self._new += token_ids
@@ -124,12 +196,6 @@ class TextStream:
         if len(text) > len(before):
             self._known, self._new = self._new[:settled], self._new[settled:]
         return text[len(before) :]
-
-    def pieces(self, steps: Iterable[StepRecord]) -> Iterator[StreamPiece]:
-        """Yield the part of a text that each step adds."""
-        for step in steps:
-            piece = self.add(step.tokens, is_last=step.stop_reason is not None)
-            yield StreamPiece(piece, step.tokens, step)
 
     def _num_settled(self) -> int:
         """Return the number of new tokens before the bytes at the end.
@@ -152,3 +218,83 @@ class TextStream:
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+
+class Logprobs:
+    """A logits processor that changes nothing, and notes the log-probabilities at each place after a prompt."""
+
+    def __init__(self, num_prompt: int, num_top: int) -> None:
+        self._length, self._num_top = num_prompt, num_top
+        self._rows: dict[
+            int, torch.Tensor
+        ] = {}  # whose token is not known, by the length of the text before
+        self._found: dict[int, TokenLogprob] = {}
+
+    def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note the scores [1, V] after these tokens [1, P]; at a near-tie the second ones count."""
+        length = token_ids.shape[1]
+        for place in [place for place in self._rows if place < length]:
+            self._note(place, int(token_ids[0, place]))
+        self._rows[length] = scores[0].float().log_softmax(dim=-1)
+        return scores
+
+    def _note(self, place: int, token: int) -> None:
+        row = self._rows.pop(place)
+        values, ids = row.topk(min(self._num_top, len(row)))
+        top = list(zip(ids.tolist(), values.tolist(), strict=True))
+        self._found[place] = TokenLogprob(token, float(row[token]), top)
+
+    def take(self, tokens: Sequence[int]) -> list[TokenLogprob]:
+        """Return those of the next tokens, and forget them."""
+        places = range(self._length, self._length + len(tokens))
+        for place, token in zip(places, tokens, strict=True):
+            if place in self._rows:
+                self._note(place, token)
+        self._length += len(tokens)
+        return [self._found.pop(place) for place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that is asked for, and what is made of its steps."""
+
+    request: Request
+    tokenizer: Any
+    stop: Sequence[str] = ()
+    logprobs: Logprobs | None = None  # also the first processor of the request's rule
+
+    def pieces(self, steps: Iterable[StepRecord]) -> Generator[StreamPiece, None, None]:
+        """Yield the part of the text that each step adds."""
+        stream = TextStream(self.tokenizer, self.stop)
+        for step in steps:
+            is_stopped = step.stop_reason == "criteria"
+            text = stream.add(step.tokens, step.stop_reason is not None, is_stopped)
+            found = stream.stop_string
+            if is_stopped and found is None:
+                found = self._unseen(step.tokens)
+            logprobs = self.logprobs.take(step.tokens) if self.logprobs else None
+            yield StreamPiece(text, step.tokens, step, found, logprobs)
+
+    def _unseen(self, tokens: Sequence[int]) -> str | None:
+        """Return the stop string of special tokens, or begun in the prompt, that ended the text."""
+        longest = max(map(len, self.stop))
+        ids = [*self.request.prompt_ids[-longest:], *tokens]
+        text: str = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return next((one for one in self.stop if one in text), None)
+
+    def output(self, steps: Sequence[StepRecord], device: torch.device) -> GenerateOutput:
+        """Return the whole answer."""
+        pieces = list(self.pieces(steps))
+        token_ids = [token for piece in pieces for token in piece.token_ids]
+        return GenerateOutput(
+            sequences=torch.tensor([[*self.request.prompt_ids, *token_ids]], device=device),
+            token_ids=token_ids,
+            text="".join(piece.text for piece in pieces),
+            steps=list(steps),
+            prefill_time=steps[0].prefill_ns / 1e9,
+            decode_time=sum(step.step_ns for step in steps) / 1e9,
+            stop_string=pieces[-1].stop_string,
+            logprobs=[one for piece in pieces for one in piece.logprobs or ()]
+            if self.logprobs
+            else None,
+        )

@@ -5,7 +5,7 @@ Shapes: P tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, SupportsIndex, TypeAlias
 
@@ -14,8 +14,16 @@ import torch
 from transformers import StoppingCriteriaList, StopStringCriteria
 
 FORMS = (
-    "text, chat messages, token ids, a tensor or array [P] or [1, P], or a tokenizer's output (one prompt, "
-    "not a batch)"
+    "text, chat messages, token ids, a tensor or array [P] or [1, P], or a tokenizer's output (one prompt; "
+    "several: generate_all(prompts))"
+)
+# Variables of chat templates that are no caller's.
+OWN_VARIABLES = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
 )
 # Text; chat messages; token ids as a sequence, a tensor or an array [P] or [1, P]; a tokenizer's output.
 Prompt: TypeAlias = (
@@ -29,20 +37,24 @@ Prompt: TypeAlias = (
 )
 
 
-def prompt_ids_of(prompt: Prompt, tokenizer: Any = None) -> list[int]:
-    """Return the token ids of a prompt, without padding.
+def prompt_ids_of(prompt: Prompt, tokenizer: Any = None, **of_chat: Any) -> list[int]:
+    """Return the token ids of a prompt, without padding; `of_chat` are further arguments of `chat_ids`.
 
     Raises:
-        ValueError: if its form is unknown, or it holds more than one prompt.
+        ValueError: if its form is unknown, it holds more than one prompt, or gets what is for chats alone.
     """
+    if isinstance(prompt, Sequence) and any(isinstance(part, Mapping) for part in prompt):
+        return chat_ids(prompt, tokenizer, **of_chat)  # type: ignore[arg-type]  # the template sees what is none
+    for name in of_chat:
+        raise ValueError(
+            f"{name}: got it with a prompt that is no chat; allowed: with chat messages"
+        )
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError(
                 "prompt: got text without a tokenizer; give the tokenizer or token ids"
             )
-        return _one_row("prompt", tokenizer(prompt).input_ids)
-    if isinstance(prompt, Sequence) and any(isinstance(part, Mapping) for part in prompt):
-        return chat_ids(prompt, tokenizer)  # type: ignore[arg-type]  # the template sees what is none
+        return _tokens(prompt, tokenizer)
     values, mask = prompt, None
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
@@ -55,22 +67,56 @@ def prompt_ids_of(prompt: Prompt, tokenizer: Any = None) -> list[int]:
     return ids[num_padding(seen, len(ids)) :]
 
 
-def chat_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+def chat_ids(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    tools: Sequence[Any] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    continue_final_message: bool | None = None,
+) -> list[int]:
     """Return the token ids that ask for the next answer in a chat, by the tokenizer's template.
 
     A message's content may come in parts, as OpenAI's clients send it; parts of text are put together.
 
+    Args:
+        messages: at least one.
+        tokenizer: has the template.
+        tools: functions or JSON schemas.
+        chat_template_kwargs: further variables of the template.
+        continue_final_message: of a chat that ends with the assistant's message: whether the text goes on with it.
+
     Raises:
-        ValueError: if the tokenizer has no template, or the template does not take these messages; for a
-            part that is no text.
+        ValueError: if the tokenizer has no template, or the template does not take these messages, or reads no
+            such variable; for a part that is no text; for a chat that ends with the assistant and does not say
+            what follows.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "prompt: got chat messages without a tokenizer that has a chat template; give text or token ids"
         )
-    messages = [_with_joined_parts(message) for message in messages]
+    messages, variables = list(map(_with_joined_parts, messages)), dict(chat_template_kwargs or {})
+    template: str = tokenizer.get_chat_template(tools=list(tools) or None)
+    for name in (*variables, *(("tools",) if tools else ())):
+        if name not in template or (name in variables and name in OWN_VARIABLES):
+            raise ValueError(
+                f"{name}: got it for a chat template that does not read it; leave it out"
+            )
+    is_open = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
+    if (is_open and continue_final_message is None) or (continue_final_message and not is_open):
+        raise ValueError(
+            f"continue_final_message: got {continue_final_message} for a chat that ends with the "
+            f"{'assistant' if is_open else 'user'}; allowed: True, to go on with the assistant's last message, or "
+            "False, to begin another"
+        )
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=list(tools) or None,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=bool(continue_final_message),
+            tokenize=False,
+            **variables,
+        )
     except Exception as error:  # Jinja's, or whatever a template raises
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
@@ -78,7 +124,25 @@ def chat_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]
             '[{"role": "user", "content": "..."}]'
         ) from error
     # The template writes the special tokens itself.
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+    return _tokens(text, tokenizer, add_special_tokens=False)
+
+
+def _tokens(text: str, tokenizer: Any, **words: Any) -> list[int]:
+    if not is_utf8(text):
+        raise ValueError(
+            "prompt: got text with lone surrogates; allowed: text that UTF-8 can write, such as "
+            'text.encode("utf-8", "replace").decode()'
+        )
+    return _one_row("prompt", tokenizer(text, **words).input_ids)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written in UTF-8, as all but one with lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _with_joined_parts(message: Any) -> Any:
@@ -137,8 +201,9 @@ def stop_criterion(
     Raises:
         ValueError: if a string is empty or no string; without a tokenizer, which `without_tokenizer` says.
     """
-    given = [strings] if isinstance(strings, str) else list(strings or ())
-    if not all(isinstance(one, str) and one for one in given):
+    is_one = isinstance(strings, str) or not isinstance(strings, Iterable | None)
+    given = [strings] if is_one else list(strings or ())
+    if not all(isinstance(one, str) and one and is_utf8(one) for one in given):
         raise ValueError(
             f"stop_strings: got {strings!r}; allowed: one text or several, none of them empty"
         )

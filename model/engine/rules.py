@@ -21,11 +21,8 @@ from transformers import (
 )
 
 from ..machine.hardware import uploaded
-from ..options import integer, number, temperature_of
 from .read_out import tie_gap
 
-PROBABILITIES = "numbers above 0, at most 1"
-SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
 # They read no prefix, so that the whole sequence need not go to the device for every token.
 WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # They count their calls, and in float32 a near-tie asks twice about one token.
@@ -81,8 +78,12 @@ class SamplingRule:
 
     def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
         """Return one draw; ties do not matter for draws."""
-        scores = _processed(self.processors, logits, prefix)
-        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+        probabilities = _processed(self.processors, logits, prefix).softmax(dim=-1)
+        if probabilities.isnan().any():
+            raise ValueError(
+                "logits_processors: left no token to draw, or one of score inf; allowed: numbers and -inf"
+            )
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
 
 # How the token after a node is chosen.
@@ -111,46 +112,32 @@ def _processed(
         read = prefix if any(type(one) not in WITHOUT_PREFIX for one in processors) else prefix[-1:]
         input_ids = uploaded(read, logits.device)[None]  # [1, P]
         for processor in processors:
-            scores = processor(input_ids, scores)
+            found = processor(input_ids, scores)
+            if not isinstance(found, torch.Tensor) or found.shape != scores.shape:
+                shape = f"shape {list(found.shape)}" if isinstance(found, torch.Tensor) else found
+                raise ValueError(
+                    f"logits_processors: got {shape!s:.60} from {processor!r:.60}; allowed: scores "
+                    f"{list(scores.shape)}"
+                )
+            scores = found
+        if processors and scores.isnan().any():  # the model's own logits were looked at before
+            raise ValueError("logits_processors: got NaN from them; allowed: numbers and -inf")
     return scores
 
 
-def token_rule(
-    device: torch.device,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    processors: Sequence[Processor],
-) -> TokenRule | None:
-    """Return the rule that chooses tokens; None for argmax.
-
-    At temperature 0 the likeliest token is taken, whatever `top_k`, `top_p` and `seed` are: they keep it.
-
-    Raises:
-        ValueError: if a value is not allowed.
+class CountPenalty:
+    """OpenAI's penalties, which transformers has not: a token that came c times after the prompt loses
+    `frequency` x c, and `presence` if c is not 0.
     """
-    temperature = temperature_of(temperature)
-    top_k = integer("top_k", top_k, least=0)
-    top_p = number("top_p", top_p, PROBABILITIES)
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p: got {top_p}; allowed: {PROBABILITIES}")
-    if seed is not None:
-        seed = integer("seed", seed, *SEEDS)
-    if not isinstance(processors, Sequence) or not all(map(callable, processors)):
-        raise ValueError(
-            f"logits_processors: got {processors!r}; allowed: a list of functions (token ids [1, P], scores "
-            "[1, V]) -> scores [1, V]"
-        )
-    if temperature > 0:
-        generator = None
-        if seed is not None:
-            generator = torch.Generator(device).manual_seed(seed)
-        return SamplingRule(
-            [*processors, *sampling_processors(temperature, top_k, top_p)], generator
-        )
-    refuse_stateful(processors)
-    return GreedyRule(processors) if processors else None
+
+    def __init__(self, num_prompt: int, presence: float, frequency: float) -> None:
+        self._num_prompt, self._presence, self._frequency = num_prompt, presence, frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores [1, V] after these tokens [1, P]."""
+        new = input_ids[:, self._num_prompt :]
+        counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new).to(scores))
+        return scores - self._frequency * counts - self._presence * (counts > 0)
 
 
 def sampling_processors(

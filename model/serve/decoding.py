@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -25,49 +24,14 @@ from prometheus_client import (
 )
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.output import TextStream
+from ..api.output import FINISH_REASONS, Logprobs, TextStream, TokenLogprob
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
 from .acceptance import AcceptanceCounts, StepCounts
 
 logger = logging.getLogger(__name__)
 
-# OpenAI's words for why a text ended.
-FINISH_REASONS = {"eos": "stop", "criteria": "stop", "length": "length", "context": "length"}
 LABELS = ("model_name", "engine")
-
-
-class TokenLogprob(NamedTuple):
-    """The model's log-probability of a token, and of the likeliest ones at its place."""
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-class Logprobs:
-    """A logits processor that changes nothing, and notes the log-probabilities at each place after a prompt."""
-
-    def __init__(self, num_prompt: int, num_top: int) -> None:
-        self._length, self._num_top = num_prompt, num_top
-        self._rows: dict[int, torch.Tensor] = {}  # by the length of the text before
-
-    def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Note the scores [1, V] after these tokens [1, P]; at a near-tie the second ones count."""
-        self._rows[token_ids.shape[1]] = scores[0].float().log_softmax(dim=-1)
-        return scores
-
-    def take(self, tokens: Sequence[int]) -> list[TokenLogprob]:
-        """Return those of the next tokens, and forget them."""
-        found = []
-        for place, token in enumerate(tokens, self._length):
-            row = self._rows[place]
-            values, ids = row.topk(min(self._num_top, len(row)))
-            top = list(zip(ids.tolist(), values.tolist(), strict=True))
-            found.append(TokenLogprob(token, float(row[token]), top))
-        self._length += len(tokens)
-        self._rows.clear()
-        return found
 
 
 class Piece(NamedTuple):
@@ -97,10 +61,9 @@ class Job:
     first: float = 0.0
     last: float = 0.0
     _stream: TextStream = field(init=False)
-    _held: str = ""
 
     def __post_init__(self) -> None:
-        self._stream = TextStream(self.tokenizer)
+        self._stream = TextStream(self.tokenizer, self.stop)
 
     def is_over(self, now: float) -> bool:
         """Whether nobody waits for it any more."""
@@ -129,22 +92,10 @@ class Job:
             return self._stream.add(tokens, is_last=ended), len(tokens), reason
         shown = ""
         for count, token in enumerate(tokens, 1):
-            is_last = ended and count == len(tokens)
-            self._held += self._stream.add([token], is_last)
-            if found := [place for one in self.stop if (place := self._held.find(one)) >= 0]:
-                return shown + self._held[: min(found)], count, "stop"
-            num_open = 0 if is_last else self._num_open()
-            settled = len(self._held) - num_open
-            shown, self._held = shown + self._held[:settled], self._held[settled:]
+            shown += self._stream.add([token], ended and count == len(tokens))
+            if self._stream.stop_string is not None:
+                return shown, count, "stop"
         return shown, len(tokens), reason
-
-    def _num_open(self) -> int:
-        """Return the number of characters at the end that may be the beginning of a stop string."""
-        longest = max(map(len, self.stop)) - 1
-        for count in range(min(longest, len(self._held)), 0, -1):
-            if any(one.startswith(self._held[-count:]) for one in self.stop):
-                return count
-        return 0
 
     def times(self) -> dict[str, float | None]:
         """Return the times of the answer in the fields of vLLM's responses."""

@@ -25,12 +25,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -43,9 +38,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
     "add_generation_prompt": (True,),
-    "chat_template_kwargs": ({},),
     "prompt_logprobs": (0,),
-    "stop_token_ids": ([],),
 }
 # As OpenAI's, where a completion names no limit.
 COMPLETION_TOKENS = 16
@@ -111,6 +104,12 @@ class TextFields(_Fields):
     temperature: float | None = None
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)  # vLLM's; -1 and 0 are all tokens
+    min_p: float = Field(0.0, ge=0, le=1)  # vLLM's, as the next three
+    repetition_penalty: float = Field(1.0, gt=0)
+    min_tokens: int = Field(0, ge=0)
+    stop_token_ids: list[int] = []
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopString | Annotated[list[StopString], Field(max_length=64)] = []
     ignore_eos: bool = False  # vLLM's
@@ -139,6 +138,7 @@ class ChatRequest(TextFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] = {}
 
     @property
     def limit(self) -> int | None:

@@ -11,13 +11,17 @@ from contextlib import aclosing
 from typing import Any
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.prompts import prompt_ids_of
-from ..engine.rules import token_rule
+from ..api.output import Logprobs, TokenLogprob
+from ..api.prompts import chat_ids, prompt_ids_of
+from ..api.text_options import TextOptions
 from ..engine.sequence import Request
-from .decoding import DecodingThread, Job, Logprobs, Piece, QueueFullError, TokenLogprob
+from .decoding import DecodingThread, Job, Piece, QueueFullError
 from .options import ServeOptions
 from .protocol import ChatRequest, CompletionRequest, Refusal, TextRequest
 
+# Fields that `TextOptions` has under the same names.
+SAME = ["top_p", "min_p", "seed", "ignore_eos", "stop_token_ids"]
+SAME += ["repetition_penalty", "presence_penalty", "frequency_penalty"]
 # A system prompt to look for in a prompt.
 MARK = "q8Zsystem"
 
@@ -204,7 +208,6 @@ class Service:
     def __init__(self, decoder: SpeculativeDecoder, options: ServeOptions, name: str) -> None:
         self.options, self._decoder, self._name = options, decoder, name
         self._begun = int(time.time())
-        self._eos_ids = decoder.eos_ids
         self._keeps_system = _keeps_system(decoder.tokenizer)
         self.thread = DecodingThread(decoder, name, options.batch_size, options.max_queue)
 
@@ -252,21 +255,20 @@ class Service:
             most = limits.max_prompt_tokens
             if most is not None and len(prompt_ids) > most:
                 raise ValueError(f"prompt: got {len(prompt_ids)} tokens; allowed: at most {most}")
-            wanted = asked.num_top_logprobs
-            logprobs = None if wanted is None else Logprobs(len(prompt_ids), wanted)
-            rule = token_rule(
-                self._decoder.target.device,
-                limits.temperature if asked.temperature is None else asked.temperature,
-                max(asked.top_k, 0),
-                asked.top_p,
-                asked.seed,
-                [logprobs] if logprobs else [],
+            own = {name: getattr(asked, name) for name in SAME}
+            given = limits.temperature if asked.temperature is None else asked.temperature
+            options = TextOptions(
+                max_new_tokens=limit,
+                temperature=given,
+                top_k=max(asked.top_k, 0),
+                min_new_tokens=asked.min_tokens,
+                logprobs=asked.num_top_logprobs,
+                **own,
             )
-            eos_ids = frozenset[int]() if asked.ignore_eos else self._eos_ids
-            request = Request(prompt_ids, limit, eos_ids, rule).checked(self._decoder.target)
+            text = self._decoder.text_of(prompt_ids, options)
+            return text.request.checked(self._decoder.target), text.logprobs
         except ValueError as error:
             raise Refusal(str(error)) from error
-        return request, logprobs
 
     def _prompt_ids(self, asked: TextRequest) -> list[int]:
         if isinstance(asked, CompletionRequest):
@@ -276,7 +278,9 @@ class Service:
             raise ValueError(
                 "messages: got a system message, which the model's chat template does not take; leave it out"
             )
-        return prompt_ids_of(messages, self._decoder.tokenizer)
+        # As OpenAI's, an answer begins anew after the assistant's message too.
+        kwargs = asked.chat_template_kwargs
+        return chat_ids(messages, self._decoder.tokenizer, (), kwargs, continue_final_message=False)
 
 
 def _event(content: dict[str, Any]) -> str:

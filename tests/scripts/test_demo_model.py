@@ -8,6 +8,7 @@ import random
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -215,31 +216,21 @@ def test_a_model_with_recurrent_states_is_trained_and_drafted_for(
 class Parrot:
     """Repeats what it is asked; ends its answers but those to prompts with a 3."""
 
-    device = "cpu"
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.tokenizer = tokenizer
-
-    def generate(self, input_ids: torch.Tensor, **_: object) -> torch.Tensor:
-        rows = []
-        for row in input_ids.tolist():
-            text = self.tokenizer.decode(row, skip_special_tokens=True)
-            asked = text.removeprefix("USER: ").removesuffix(" ASSISTANT:")
-            answer = self.tokenizer(asked, add_special_tokens=False)["input_ids"]
-            rows.append([*row, *answer, row[-1] if "3" in asked else self.tokenizer.eos_token_id])
-        width = max(map(len, rows))
-        return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    def generate_all(self, prompts: list[Any], **_: object) -> list[SimpleNamespace]:
+        texts = [messages[0]["content"] for messages in prompts]
+        reasons = ["length" if "3" in text else "eos" for text in texts]
+        return [
+            SimpleNamespace(text=f" {text}", stop_reason=reason)
+            for text, reason in zip(texts, reasons, strict=True)
+        ]
 
 
-def test_answers_that_end_become_a_corpus(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_that_end_become_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, file, out = ["cat", "3 dogs", "a house", "runs"], tmp_path / "in", tmp_path / "out"
     rows = [{"prompt": prompt, "response": "-"} for prompt in prompts]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    target = SimpleNamespace(model=Parrot(tokenizer))
-    monkeypatch.setattr(demo_answers, "check_model", lambda _: SimpleNamespace(tokenizer=tokenizer))
-    monkeypatch.setattr(demo_answers, "load_target", lambda *_: target)
+    monkeypatch.setattr(demo_answers, "check_model", lambda _: None)
+    monkeypatch.setattr(demo_answers, "load_decoder", lambda *_: Parrot())
     assert demo_answers.main(["--corpus", str(file), "--out", str(out)]) == 0
     assert read_rows(out) == [(prompt, prompt) for prompt in ("cat", "runs", "a house")]
 

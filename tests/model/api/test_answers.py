@@ -291,28 +291,21 @@ def test_what_the_iterable_raises_comes_when_the_texts_under_way_have_ended(
 
     decoder = decoder_for("pld", *demo())
     answers = decoder.as_completed(
-        broken(), batch_size=8, max_new_tokens=[4, 2, 3, 5], return_exceptions=return_exceptions
+        broken(), batch_size=8, max_new_tokens=4, return_exceptions=return_exceptions
     )
     assert sorted(index for index, _ in (next(answers) for _ in range(3))) == [0, 1, 2]
     with pytest.raises(OSError, match="no more"):
         next(answers)
 
 
-@pytest.mark.parametrize(("num_limits", "says"), [(2, "more"), (4, "3")])
-def test_limits_are_as_many_as_prompts(num_limits: int, says: str) -> None:
+@pytest.mark.parametrize("num_limits", [2, 4])
+def test_limits_are_as_many_as_prompts(num_limits: int) -> None:
     decoder = decoder_for("pld", *demo())
     limits = [2] * num_limits
-    with pytest.raises(
-        ValueError,
-        match=f"^max_new_tokens: got {num_limits} limits for 3 prompts; allowed: one for",
-    ):
-        decoder.as_completed(PROMPTS[:3], max_new_tokens=limits)  # before anything runs
-    answers = decoder.as_completed(iter(PROMPTS[:3]), max_new_tokens=limits)
-    assert len([next(answers) for _ in range(min(3, num_limits))]) == min(3, num_limits)
-    with pytest.raises(
-        ValueError, match=f"^max_new_tokens: got {num_limits} limits for {says} prompts"
-    ):
-        next(answers)
+    for prompts, number in ((PROMPTS[:3], "3"), (iter(PROMPTS[:3]), "an unknown number of")):
+        said = f"^max_new_tokens: got {num_limits} limits for {number} prompts; allowed: one for"
+        with pytest.raises(ValueError, match=said):
+            decoder.as_completed(prompts, max_new_tokens=limits)  # before anything runs
 
 
 @pytest.mark.parametrize(
@@ -331,8 +324,8 @@ def test_limits_are_as_many_as_prompts(num_limits: int, says: str) -> None:
         ({"prompts": PROMPTS[0]}, "prompts: got a str; allowed: several prompts, such as a list"),
         ({"prompts": {"input_ids": [[5]]}}, "prompts: got a dict; allowed: several prompts"),
         ({"prompts": 5}, "prompts: got a int; allowed: several prompts"),
-        ({"num_beams": 2}, "num_beams: not an argument of decoder.as_completed; allowed: "),
-        ({"batchsize": 2}, "argument of decoder.as_completed: got 'batchsize'; .*mean batch_size"),
+        ({"n": 0}, "n: got 0; allowed: integers of 1 or more"),
+        ({"n": 2}, "n: got 2 with greedy decoding; allowed: a temperature above 0, or 1"),
     ],
 )
 def test_a_wrong_value_is_one_clear_error_at_once(words: dict[str, Any], message: str) -> None:
@@ -340,13 +333,27 @@ def test_a_wrong_value_is_one_clear_error_at_once(words: dict[str, Any], message
     words = {"prompts": PROMPTS[:2]} | words
     with pytest.raises(ValueError, match=f"^{message}"):
         decoder.as_completed(**words)
-    with pytest.raises(ValueError, match=f"^{message.replace('answers', 'generate_all')}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         decoder.generate_all(**words)
 
 
+@pytest.mark.parametrize("name", ["as_completed", "generate_all"])
+def test_an_argument_that_there_is_not_is_named(name: str) -> None:
+    function: Any = getattr(decoder_for("pld", *demo()), name)
+    with pytest.raises(TypeError, match=f"^num_beams: not an argument of decoder.{name}; allowed"):
+        function(PROMPTS, num_beams=2)
+    with pytest.raises(TypeError, match=f"decoder.{name}: got 'batchsize'; .*mean batch_size"):
+        function(PROMPTS, batchsize=2)
+
+
 def test_generate_says_where_several_prompts_go() -> None:
-    with pytest.raises(ValueError, match=r"^batch_size: .*; allowed: generate_all\(prompts"):
-        decoder_for("pld", *demo()).generate(PROMPTS[0], batch_size=4)
+    decoder: Any = decoder_for("pld", *demo())
+    for word in ("batch_size", "n"):
+        with pytest.raises(TypeError, match=rf"^{word}: .*; allowed: generate_all\(prompts"):
+            decoder.generate(PROMPTS[0], **{word: 4})
+    for prompts in (PROMPTS, [[1, 2], [3, 4]], torch.ones(2, 3, dtype=torch.long)):
+        with pytest.raises(ValueError, match=r"^prompt: got .*; several: generate_all\(prompts"):
+            decoder.generate(prompts)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

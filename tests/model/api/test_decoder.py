@@ -174,7 +174,9 @@ def test_a_stop_string_inside_an_accepted_run_ends_the_text_there(method: str, b
     whole = decoder.generate(PROMPT, max_new_tokens=20)
     stop = whole.text[begin : begin + 4]
     output = decoder.generate(PROMPT, max_new_tokens=20, stop_strings=["@@@", stop])
-    assert stop in output.text
+    assert stop == output.stop_string and stop not in output.text
+    assert stop in tokenizer.decode(output.token_ids, skip_special_tokens=True)
+    assert whole.text.startswith(output.text + stop)
     shorter = tokenizer.decode(output.token_ids[:-1], skip_special_tokens=True)
     assert stop not in shorter, "it should have ended at the first token that completes it"
     assert output.token_ids == whole.token_ids[: len(output.token_ids)]
@@ -184,7 +186,7 @@ def test_a_stop_string_inside_an_accepted_run_ends_the_text_there(method: str, b
     assert sum(output.accept_lengths) == len(output.token_ids)
 
 
-@pytest.mark.parametrize("strings", ["", ["sea", ""], [5]])
+@pytest.mark.parametrize("strings", ["", ["sea", ""], [5], 5, ["\ud800"]])
 def test_an_empty_stop_string_is_one_clear_error(strings: Any) -> None:
     model, tokenizer = demo()
     message = "stop_strings: got .*; allowed: one text or several, none of them empty"
@@ -357,6 +359,26 @@ def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Pa
         *(
             ({"top_p": value}, f"top_p: got {value!r}.*; allowed: numbers above 0, at most 1")
             for value in (0, 1.5, "0.9", float("nan"))
+        ),
+        ({"min_p": 2}, "min_p: got 2; allowed: numbers from 0 to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: got 0; allowed: numbers above 0"),
+        ({"presence_penalty": 3}, "presence_penalty: got 3; allowed: numbers from -2 to 2"),
+        ({"frequency_penalty": "1"}, "frequency_penalty: got '1'; allowed: numbers from -2 to 2"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: got 9; allowed: at most 8"),
+        ({"max_time": 0}, "max_time: got 0; allowed: seconds above 0"),
+        ({"cancel": True}, "cancel: got True; allowed: a threading.Event"),
+        ({"logprobs": -1}, "logprobs: got -1; allowed: integers of 0 or more"),
+        ({"ignore_eos": 1}, "ignore_eos: got 1; allowed: True or False"),
+        ({"stop_token_ids": 5}, "stop_token_ids: got 5; allowed: a list"),
+        ({"stop_token_ids": [999]}, "stop_token_ids: got 999; allowed: integers of 0 to"),
+        ({"tools": "search"}, "tools: got 'search'; allowed: a list"),
+        (
+            {"tools": [{}]},
+            "tools: got it with a prompt that is no chat; allowed: with chat messages",
+        ),
+        (
+            {"continue_final_message": True},
+            "continue_final_message: got it with a prompt that is no",
         ),
         *(
             ({"seed": value}, "seed: got .*; allowed: integers of -")

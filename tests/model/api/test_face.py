@@ -40,6 +40,9 @@ decoder = TokenRecycling.from_pretrained("folder", output_id_topk=9)
 reveal_type(decoder)
 reveal_type(decoder.generate("text", max_new_tokens=5))
 reveal_type(decoder.generate_all(["text", [1, 2]], max_new_tokens=[5, 6]))
+reveal_type(decoder.generate_all(["text"], return_exceptions=True, n=2, temperature=1.0))
+for index, one in decoder.as_completed(["text"], return_exceptions=True):
+    reveal_type(one)
 for piece in decoder.stream([{"role": "user", "content": "text"}]):
     reveal_type(piece)
 for prompt in ([1, 2], np.array([1]), torch.tensor([1]), {"input_ids": [[1]]}):
@@ -51,6 +54,7 @@ accelerated(decoder.target.model).reset()
 SpeculativeDecoder.from_pretrained("folder", CustomMethod("package.module:Drafter"))
 SpeculativeDecoder.from_pretrained("folder", method="pld")
 decoder.generate("text", do_sample=True)
+decoder.generate("text", top_k="5")
 decoder.generate(3)
 SpeculativeDecoder.from_pretrained("folder", method="hybird")
 """
@@ -58,6 +62,8 @@ REVEALED = [
     "model.api.decoder.TokenRecycling",
     "model.api.output.GenerateOutput",
     "list[model.api.output.GenerateOutput]",
+    "list[model.api.output.GenerateOutput | Exception]",
+    "model.api.output.GenerateOutput | Exception",
     "model.api.output.StreamPiece",
     "model.api.accelerate.Speculative",
     "str",
@@ -85,7 +91,7 @@ def test_a_users_file_has_types(tmp_path: Path) -> None:
     ]
     assert [name for name in found if name] == REVEALED
     errors = [line for line in done.stdout.splitlines() if "error: " in line]
-    named = ['"do_sample"', '"int"', "Literal['hybird']"]
+    named = ['"do_sample"', '"top_k"', '"int"', "Literal['hybird']"]
     assert len(errors) == len(named)
     assert all(name in error for name, error in zip(named, errors, strict=True))
 

@@ -90,5 +90,17 @@ def test_what_is_no_character_comes_at_the_end() -> None:
     assert broken.add([260]) == REPLACEMENT + "c"
 
 
+def test_what_may_begin_a_stop_string_is_held_back() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    ids = tokenizer("the sea, the sun", add_special_tokens=False).input_ids
+    stream = TextStream(tokenizer, ["sea, the sand", "sun"])
+    pieces = [stream.add([token], token is ids[-1]) for token in ids]
+    assert "".join(pieces) == "the sea, the " and stream.stop_string == "sun"
+    assert "se" not in "".join(pieces[: next(i for i, one in enumerate(pieces) if "," in one)])
+    ignoring = TextStream(tokenizer, ["sea"])
+    text = "".join(ignoring.add([token], token is ids[-1], may_stop=False) for token in ids)
+    assert text == "the sea, the sun" and ignoring.stop_string is None
+
+
 def test_without_a_tokenizer_there_is_no_text() -> None:
     assert TextStream(None).add([1, 2], is_last=True) == ""

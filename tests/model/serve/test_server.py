@@ -84,6 +84,31 @@ def test_draws_with_a_seed_are_those_of_generate(served: Served) -> None:
     assert greedy != found[0], "an option without effect proves nothing"
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"presence_penalty": 2, "frequency_penalty": 0.5}, None),
+        (
+            {"min_tokens": 38, "stop_token_ids": [598]},
+            {"min_new_tokens": 38, "stop_token_ids": [598]},
+        ),
+        ({"stop_token_ids": [4559]}, None),
+        ({"temperature": 1.2, "seed": 1, "min_p": 0.3}, None),
+    ],
+)
+def test_fields_of_vllm_are_the_librarys_arguments(
+    served: Served, fields: dict[str, Any], words: dict[str, Any] | None
+) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    expected = decoder.generate(PROMPTS[0], max_new_tokens=40, **(words or fields))
+    reply = served.ask(prompt=PROMPTS[0], max_tokens=40, **fields).json()
+    assert reply["choices"][0]["text"] == expected.text
+    assert reply["usage"]["completion_tokens"] == len(expected.token_ids)
+    plain = decoder.generate(PROMPTS[0], max_new_tokens=40)
+    assert expected.token_ids != plain.token_ids, "a field without effect proves nothing"
+
+
 def test_a_request_without_a_temperature_is_sampled_as_openai_says(served: Served) -> None:
     decoder = decoder_for("vanilla", *demo())
     one = decoder.generate(PROMPTS[0], max_new_tokens=15, temperature=1.0, seed=3)
@@ -249,7 +274,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "a", "n": 2}, 400, "n"),
     ({"prompt": "a", "n": True}, 400, "n"),
     ({"prompt": "a", "echo": True}, 400, "echo"),
-    ({"prompt": "a", "frequency_penalty": 0.5}, 400, "frequency_penalty"),
+    ({"prompt": "a", "frequency_penalty": 3}, 400, "frequency_penalty"),
     ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
     ({"prompt": "a", "guided_regex": "a*"}, 400, "guided_regex"),
     ({"prompt": "a", "stream_options": {"what": True}, "stream": True}, 400, "stream_options"),

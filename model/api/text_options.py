@@ -1,0 +1,248 @@
+"""The arguments of a text, once: what `generate`, `stream`, `astream`, `generate_all` and `as_completed` take.
+
+`TextOptions` has their names, defaults, bounds and words; signatures and help of the functions are made of it.
+`TextArguments` says the same to type checkers. Processors are transformers' own, in its order.
+
+Shapes: P tokens of the prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+import torch
+from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+from ..engine.rules import (
+    CountPenalty,
+    GreedyRule,
+    Processor,
+    SamplingRule,
+    TokenRule,
+    refuse_stateful,
+    sampling_processors,
+)
+from ..options import integer, number, option, temperature_of
+from .generate_arguments import refuse_foreign
+
+# Most new tokens of every text, or of each.
+Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
+# What numbers may be, in words, and their bounds: above the first, at most the second.
+NUMBERS = {
+    "top_p": ("numbers above 0, at most 1", 0, 1),
+    "min_p": ("numbers from 0 to 1", -1e-9, 1),
+    "repetition_penalty": ("numbers above 0", 0, float("inf")),
+    "presence_penalty": ("numbers from -2 to 2", -2 - 1e-9, 2),
+    "frequency_penalty": ("numbers from -2 to 2", -2 - 1e-9, 2),
+    "max_time": ("seconds above 0", 0, float("inf")),
+}
+LISTS = {
+    "logits_processors": "a list of functions (token ids [1, P], scores [1, V]) -> scores [1, V]"
+}
+OF_CHATS = ("tools", "chat_template_kwargs", "continue_final_message")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How a text is decoded; names and meanings are transformers' where it has them, else vLLM's.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    max_new_tokens: int = option(256, "limit; exact", least=1)
+    temperature: float = option(0.0, "0: greedy decoding; above 0: sampling")
+    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all", least=0)
+    top_p: float = option(1.0, "draw from the likeliest tokens up to this total probability")
+    min_p: float = option(0.0, "draw from tokens with this share of the likeliest's probability")
+    seed: int | None = option(None, "of the draws; None: torch's global generator")
+    repetition_penalty: float = option(1.0, "of all tokens so far, the prompt's too; 1: none")
+    presence_penalty: float = option(0.0, "OpenAI's: taken from the score of a token that came")
+    frequency_penalty: float = option(0.0, "OpenAI's: taken for each time that a token came")
+    min_new_tokens: int = option(0, "no end of text comes before; a stop string may", least=0)
+    stop_strings: str | Sequence[str] = option(
+        (), "the text ends with the token that completes one"
+    )
+    stop_token_ids: Sequence[int] = option((), "ends of text beside the model's own")
+    ignore_eos: bool = option(False, "whether the model's own ends of text end nothing")
+    max_time: float | None = option(None, "seconds; the step under way then is the last")
+    cancel: threading.Event | None = option(None, "set, the step under way is the last")  # noqa: RUF009  # makes a field
+    logprobs: int | None = option(None, "log-probabilities, and of n likeliest tokens", least=0)
+    logits_processors: Sequence[Processor] = option((), "(ids [1, P], scores [1, V]) -> scores")
+    tools: Sequence[Any] = option((), "of a chat: functions or JSON schemas")
+    chat_template_kwargs: Mapping[str, Any] | None = option(None, "of a chat's template: variables")
+    continue_final_message: bool | None = option(None, "of a chat: go on with the assistant's")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            name, found = item.name, getattr(self, item.name)
+            if found is None and item.default is None:
+                continue
+            if name == "seed":
+                found = integer(name, found, *SEEDS)
+            elif (least := item.metadata["least"]) is not None:
+                found = integer(name, found, least)
+            elif name in NUMBERS:
+                allowed, above, most = NUMBERS[name]
+                found = number(name, found, allowed)
+                self._refuse_unless(above < found <= most, name, allowed)
+            object.__setattr__(self, name, found)  # the dataclass is frozen
+        object.__setattr__(self, "temperature", temperature_of(self.temperature))
+        most, cancel = self.max_new_tokens, self.cancel
+        self._refuse_unless(self.min_new_tokens <= most, "min_new_tokens", f"at most {most}")
+        for name in ("ignore_eos", "continue_final_message"):
+            is_switch = isinstance(getattr(self, name), bool | None)
+            self._refuse_unless(is_switch, name, "True or False")
+        for name in ("tools", "stop_token_ids", "logits_processors"):
+            is_list = isinstance(value := getattr(self, name), Sequence) and not isinstance(
+                value, str
+            )
+            is_list = is_list and (name != "logits_processors" or all(map(callable, value)))
+            self._refuse_unless(is_list, name, LISTS.get(name, "a list"))
+        is_event = cancel is None or callable(getattr(cancel, "is_set", None))
+        self._refuse_unless(is_event, "cancel", "a threading.Event, or what has its is_set()")
+        is_mapping = isinstance(self.chat_template_kwargs, Mapping | None)
+        self._refuse_unless(is_mapping, "chat_template_kwargs", "a dict")
+        if not self.temperature:
+            refuse_stateful(self.logits_processors)
+
+    def _refuse_unless(self, is_allowed: bool, name: str, allowed: str) -> None:
+        if not is_allowed:
+            raise ValueError(f"{name}: got {getattr(self, name)!r}; allowed: {allowed}")
+
+    @property
+    def of_chat(self) -> dict[str, Any]:
+        """What a chat's template is given, by name; empty if it is nothing."""
+        values = {name: getattr(self, name) for name in OF_CHATS}
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+    def ends(self, own: Collection[int], num_tokens: int) -> frozenset[int]:
+        """Return the tokens that end a text of a model with these ends and so many tokens."""
+        given = [integer("stop_token_ids", one, 0, num_tokens - 1) for one in self.stop_token_ids]
+        return frozenset(given) if self.ignore_eos else frozenset(own) | set(given)
+
+    def rule(
+        self,
+        device: torch.device,
+        num_prompt: int,
+        ends: Collection[int],
+        index: int = 0,
+        before: Sequence[Processor] = (),
+    ) -> TokenRule | None:
+        """Return how tokens are chosen after a prompt of so many; None: argmax.
+
+        Args:
+            device: of the model.
+            num_prompt: P.
+            ends: tokens that end the text.
+            index: of the text, which is added to the seed.
+            before: processors that come first.
+        """
+        processors = list(before)
+        if self.repetition_penalty != 1:
+            processors.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+        if self.presence_penalty or self.frequency_penalty:
+            processors.append(
+                CountPenalty(num_prompt, self.presence_penalty, self.frequency_penalty)
+            )
+        if self.min_new_tokens and ends:
+            processors.append(
+                MinNewTokensLengthLogitsProcessor(
+                    num_prompt, self.min_new_tokens, sorted(ends), device=str(device)
+                )
+            )
+        processors += self.logits_processors
+        if not self.temperature:
+            return GreedyRule(processors) if processors else None
+        generator = None
+        if self.seed is not None:
+            generator = torch.Generator(device).manual_seed(self.seed + index)
+        processors += sampling_processors(self.temperature, self.top_k, self.top_p, self.min_p)
+        return SamplingRule(processors, generator)
+
+    def interrupt(self) -> Callable[[], str | None] | None:
+        """Return why a text that begins now ends after a step, as a function; None if nothing can end it."""
+        cancel, latest = self.cancel, time.monotonic() + (self.max_time or float("inf"))
+        if cancel is None and self.max_time is None:
+            return None
+
+        def why() -> str | None:
+            if cancel is not None and cancel.is_set():
+                return "cancelled"
+            return "time" if time.monotonic() > latest else None
+
+        return why
+
+
+class TextArguments(TypedDict, total=False):
+    """The fields of `TextOptions` that one text and many have alike, for type checkers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    min_new_tokens: int
+    stop_strings: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    max_time: float | None
+    cancel: threading.Event | None
+    logprobs: int | None
+    logits_processors: Sequence[Processor]
+    tools: Sequence[Any]
+    chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool | None
+
+
+class OneText(TextArguments, total=False):
+    """Arguments of one text."""
+
+    max_new_tokens: int
+
+
+class ManyTexts(TextArguments, total=False):
+    """Arguments of many texts."""
+
+    max_new_tokens: Limits
+    n: int
+    batch_size: int
+    shares_memory: bool
+    show_progress: bool
+
+
+def options_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> TextOptions:
+    """Return the options that a function of a decoder was given; TypeError for a name that it has not."""
+    refuse_foreign(arguments, function)
+    return TextOptions(**arguments)
+
+
+def shows(source: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Show the arguments of another function, or a dataclass, in place of a function's `**arguments`."""
+
+    def shown(function: Function) -> Function:
+        own = inspect.signature(function)
+        mine = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        named = inspect.signature(source).parameters.values()
+        more = [
+            one for one in named if one.kind is one.KEYWORD_ONLY and one.name not in own.parameters
+        ]
+        vars(function)["__signature__"] = own.replace(parameters=[*mine, *more])
+        words = [f"- {one.name}: {one.metadata['help']}" for one in fields(TextOptions)]
+        function.__doc__ = "\n".join(
+            [f"{inspect.getdoc(function)}\n\nArguments of a text:", *words]
+        )
+        return function
+
+    return shown
