@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from model.commands.command_line import (
     OptionParser,
@@ -27,27 +24,11 @@ from model.commands.command_line import (
     user_errors,
 )
 from model.commands.files import check_output, write_whole
-from model.commands.loading import check_model, load_target
+from model.commands.loading import check_model, load_decoder
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
-from model.machine.timing import progress
 from scripts.demo_model.corpus import read_rows
 
 BATCH_SIZE = 64
-
-
-@torch.no_grad()
-def continued(
-    model: Any, tokenizer: Any, texts: Sequence[list[int]], **options: object
-) -> Iterator[list[int]]:
-    """Yield the tokens after each text, up to an eos (included); `options` are those of `generate`."""
-    eos = tokenizer.eos_token_id
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    for start in range(0, len(texts), BATCH_SIZE):
-        group = {"input_ids": texts[start : start + BATCH_SIZE]}
-        inputs = tokenizer.pad(group, padding_side="left", return_tensors="pt").to(model.device)
-        output = model.generate(**inputs, pad_token_id=tokenizer.pad_token_id, **options)
-        for row in output[:, inputs["input_ids"].shape[1] :].tolist():
-            yield row[: row.index(eos) + 1] if eos in row else row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,17 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = sorted({prompt for prompt, _ in read_rows(args.corpus)})
     if args.num_prompts is not None:
         prompts = random.Random(0).sample(prompts, min(args.num_prompts, len(prompts)))
-    prompts.sort(key=len)  # equal lengths side by side: little padding
+    prompts.sort(key=len)  # equal lengths side by side
     checked = check_model(options)
-    model, tokenizer = load_target(options, checked).model, checked.tokenizer
+    decoder = load_decoder(options, checked, None, {})
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    answers = continued(model, tokenizer, ids, max_new_tokens=args.max_new_tokens, do_sample=False)
+    outputs = decoder.generate_all(
+        chats, batch_size=BATCH_SIZE, max_new_tokens=args.max_new_tokens, show_progress=True
+    )
     lines = []
-    for prompt, answer in zip(prompts, progress(answers, total=len(ids)), strict=True):
-        response = tokenizer.decode(answer, skip_special_tokens=True).strip()
-        if response and answer[-1] == tokenizer.eos_token_id:
+    for prompt, output in zip(prompts, outputs, strict=True):
+        response = output.text.strip()
+        if response and output.stop_reason == "eos":
             lines.append(json.dumps({"prompt": prompt, "response": response}) + "\n")
     write_whole(args.out, "".join(lines))
     return 0
