@@ -46,14 +46,15 @@ NUMBERS: dict[str, Sequence[str]] = {
     "attn_logit_softcapping": ["attn_logit_softcapping"],
     "final_logit_softcapping": ["final_logit_softcapping"],
     "use_parallel_residual": ["use_parallel_residual"],
+    "expert_feed_forward_length": ["moe_intermediate_size"],
+    "expert_shared_feed_forward_length": ["shared_expert_intermediate_size"],
 }
 # Tensors whose presence says that layers have biases.
 BIASES = {"attention_bias": "attn_q", "use_qkv_bias": "attn_q", "mlp_bias": "ffn_up"}
 # Keys that say what shapes of tensors say, too (a wrong one is an error), or how a model was trained.
 HARMLESS = {
     *("attention.head_count", "block_count", "context_length", "embedding_length", "vocab_size"),
-    *("expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length"),
-    *("feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout"),
+    *("expert_count", "feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout"),
 }
 # Tensors that are read into the config.
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -111,7 +112,7 @@ def read_config(file: str, changed: object) -> tuple[dict[str, Any], dict[str, A
     for name in sorted(metadata.keys() - keys.asked):
         short = name.removeprefix(keys.prefix)
         if short != name and short not in HARMLESS:
-            keys.refuse(short, "a file without it, which is not read")
+            keys.refuse(short, "a file without this key, which is not read")
     return metadata, config
 
 

@@ -46,7 +46,7 @@ def check_tokenizer_keys(file: str, metadata: Mapping[str, Any]) -> None:
         short, value = name.removeprefix("tokenizer."), metadata[name]
         is_known = short in known or short.startswith(("chat_template.", "ggml.fim_"))
         if not is_known or value not in allowed.get(short, [value]):
-            words = ", ".join(allowed.get(short, ["a file without it, which is not read"]))
+            words = ", ".join(allowed.get(short, ["a file without this key, which is not read"]))
             raise ValueError(f"{file}: {name}: got {value}; allowed: {words}")
 
 

@@ -72,7 +72,8 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
                 and self.supports(kind)
             }
         else:
-            self._tensors, plan = _read(self._file, model, is_native, self.dtype)
+            with torch.device("cpu"):  # the model is made on none
+                self._tensors, plan = _read(self._file, model, is_native, self.dtype)
         self.quantised_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:

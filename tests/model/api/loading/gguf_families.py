@@ -1,4 +1,4 @@
-"""Tiny random models of seven families, and their GGUF files as llama.cpp's converter writes them.
+"""Tiny random models of eight families, and their GGUF files as llama.cpp's converter writes them.
 
 Names of tensors are those of the package gguf. What the converter changes in values is done here: Llama's queries
 and keys are interleaved, one is added to Gemma's norms. A model is written in a type of llama.cpp's, and gets the
@@ -93,6 +93,24 @@ FAMILIES = {
         "qwen3",
         {"rope_parameters": LINEAR, "head_dim": 32},
         {**LINEAR_KEYS, **OF_HEADS},
+        head=32,
+    ),
+    "Qwen 3 MoE": Family(
+        "qwen3moe",
+        "qwen3_moe",
+        {
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        {
+            **OF_HEADS,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+        },
         head=32,
     ),
     "Gemma 2": Family(
@@ -230,6 +248,12 @@ def _add_weights(writer: Any, family: Family, model: Any, kind: str) -> None:
     for name, tensor in model.state_dict().items():
         if is_tied and name == "lm_head.weight":
             continue
+        if "experts." in name:
+            stem = f"blk.{name.split('.')[2]}.ffn_"
+            parts = ["gate", "up"] if name.endswith("gate_up_proj") else ["down"]
+            for part, numbers in zip(parts, tensor.chunk(len(parts), 1), strict=True):
+                numbers.copy_(_written(writer, f"{stem}{part}_exps.weight", numbers, kind))
+            continue
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2], 0)
         heads *= family.architecture == "llama"
         shift = float(family.architecture.startswith("gemma") and name.endswith("norm.weight"))
@@ -237,12 +261,17 @@ def _add_weights(writer: Any, family: Family, model: Any, kind: str) -> None:
         if heads:
             halves = numbers.view(heads, 2, -1, *numbers.shape[1:])
             numbers = halves.transpose(1, 2).reshape(numbers.shape)
-        of_tensor = GGMLQuantizationType[kind if numbers.ndim == 2 else "F32"]
-        data = quantize(numbers.contiguous().numpy(), of_tensor)
-        written = torch.from_numpy(dequantize(data, of_tensor)).view(numbers.shape)
+        stem, _, ending = name.rpartition(".")
+        written = _written(writer, f"{names.get_name(stem)}.{ending}", numbers, kind)
         if heads:
             pairs = written.view(heads, -1, 2, *written.shape[1:])
             written = pairs.transpose(1, 2).reshape(written.shape)
         tensor.copy_(written - shift)
-        stem, _, ending = name.rpartition(".")
-        writer.add_tensor(f"{names.get_name(stem)}.{ending}", data, raw_dtype=of_tensor)
+
+
+def _written(writer: Any, name: str, numbers: torch.Tensor, kind: str) -> torch.Tensor:
+    """Add a tensor, a matrix in this type, and return the numbers that the file then has."""
+    of_tensor = GGMLQuantizationType[kind if numbers.ndim > 1 else "F32"]
+    data = quantize(numbers.contiguous().numpy(), of_tensor)
+    writer.add_tensor(name, data, raw_dtype=of_tensor)
+    return torch.from_numpy(dequantize(data, of_tensor)).view(numbers.shape)

@@ -1,4 +1,4 @@
-"""GGUF files of seven families: the texts of the models that they were made of, and keys that are read or refused.
+"""GGUF files of eight families: the texts of the models that they were made of, and keys that are read or refused.
 
 Run: pytest tests/model/api/loading/test_gguf_families.py
 """

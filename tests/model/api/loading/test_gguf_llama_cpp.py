@@ -1,4 +1,4 @@
-"""llama.cpp itself on the files of seven families: each of its greedy tokens is one of ours, up to near-ties.
+"""llama.cpp itself on the files of eight families: each of its greedy tokens is one of ours, up to near-ties.
 
 llama.cpp is no requirement of the tests. Install it beside, and run this file alone:
 
