@@ -6,47 +6,30 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from ..backends.target import TargetModel
 from ..engine.batch import Batch, run
-from ..engine.rules import STATEFUL
+from ..engine.rules import refuse_stateful
 from ..engine.sequence import Request
 from ..machine.timing import progress
 from ..options import integer
 from .output import Text
 from .permits import SequenceQueue
-from .prompts import Prompt, prompt_ids_of
-from .text_options import Limits, TextOptions, shows
+from .prompts import Prompt
+from .text_options import Limits, TextOptions, Texts, shows
 
 # Token ids of a prompt, or the error that stands for them, and its limit.
 Asked: TypeAlias = tuple[Sequence[int] | Exception, int]
-
-
-class Decoder(Protocol):
-    """What is needed of a `SpeculativeDecoder`."""
-
-    target: TargetModel
-    queue: SequenceQueue
-    tokenizer: Any
-
-    def stop_of(self, options: TextOptions) -> Any: ...
-
-    def text_of(
-        self,
-        prompt_ids: Sequence[int],
-        options: TextOptions,
-        stop: Any = None,
-        index: int = 0,
-    ) -> Text: ...
+MOST = 2**31  # tokens: no limit of its own
 
 
 @shows(TextOptions)
 def answers_of(
-    decoder: Decoder,
+    queue: SequenceQueue,
+    tokenizer: Any,
     prompts: Iterable[Prompt],
     *,
     max_new_tokens: Limits = 256,
@@ -58,35 +41,34 @@ def answers_of(
     **arguments: Any,
 ) -> Generator[tuple[int, Any], None, None]:
     """Return the answers as of `SpeculativeDecoder.as_completed`; `arguments` are those of `TextOptions`."""
-    options = TextOptions(**arguments)
     check_prompts(prompts)
-    check_processors(options.logits_processors)
+    options = TextOptions(max_new_tokens=MOST, **arguments)
+    refuse_stateful(options.logits_processors, "with generate, one prompt at a time")
     if integer("n", n, least=1) > 1 and not options.temperature:
         raise ValueError(f"n: got {n} with greedy decoding; allowed: a temperature above 0, or 1")
-    target, stop = decoder.target, decoder.stop_of(options)
+    texts = Texts(queue.target, tokenizer, options)
 
     def read(index: int, prompt: Prompt, limit: int) -> Asked:
         try:
-            own = replace(options, max_new_tokens=limit)
-            prompt_ids = prompt_ids_of(prompt, decoder.tokenizer, **own.of_chat)
-            Request(prompt_ids, limit).checked(target)
+            replace(options, max_new_tokens=limit)  # which bounds others
+            prompt_ids = texts.read(prompt)
+            Request(prompt_ids, limit).checked(queue.target)
             return prompt_ids, limit
         except Exception as error:  # a tokenizer may raise anything
             return named_error(index, error), limit
 
     def text_of(index: int, prompt_ids: Sequence[int], limit: int) -> Text:
-        decoder.queue.check_model()
-        own = replace(options, max_new_tokens=limit)
-        return decoder.text_of(prompt_ids, own, stop=stop, index=index)
+        queue.check_model()
+        return texts.text(prompt_ids, limit, index)
 
     asked = read_prompts(prompts, max_new_tokens, read, return_exceptions)
+    asked = (one for one in asked for _ in range(n))
     if (cancel := options.cancel) is not None:
         asked = takewhile(lambda _: not cancel.is_set(), asked)
-    batch = decoder.queue.batch(batch_size, shares_memory)
+    batch = queue.batch(batch_size, shares_memory)
     total = n * len(prompts) if isinstance(prompts, Sized) else None
     bar = {"total": total, "disable": not show_progress}
-    times = (one for one in asked for _ in range(n))
-    return _as_completed(batch, times, text_of, target.device, return_exceptions, **bar)
+    return _as_completed(batch, asked, text_of, queue.target.device, return_exceptions, **bar)
 
 
 def _as_completed(
@@ -154,16 +136,6 @@ def check_prompts(prompts: Any) -> None:
         raise ValueError(
             f"prompts: got a {type(prompts).__name__}; allowed: several prompts, such as a list of texts"
         )
-
-
-def check_processors(processors: Any) -> None:
-    """Raise ValueError for a processor that keeps the state of a text; `token_rule` checks the rest."""
-    for one in processors if isinstance(processors, Sequence) else ():
-        if isinstance(one, STATEFUL):
-            raise ValueError(
-                f"logits_processors: got a {type(one).__name__}, which keeps the state of one text; allowed: "
-                "with generate, one prompt at a time"
-            )
 
 
 def read_prompts(

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence, Sized
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, overload
 
 import torch
-from transformers import PreTrainedModel, StopStringCriteria
+from transformers import PreTrainedModel
 
 from ..backends.graphs.graphed_target import graphed
 from ..backends.proofs.self_test import prove
@@ -37,10 +37,10 @@ from .answers import answers_of, check_prompts
 from .defaults import choice_of, config_of, named_method, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
-from .output import GenerateOutput, Logprobs, StreamPiece, Text
+from .output import GenerateOutput, StreamPiece, Text
 from .permits import SequenceQueue
-from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
-from .text_options import ManyTexts, OneText, TextOptions, options_of, shows
+from .prompts import Prompt
+from .text_options import ManyTexts, OneText, TextOptions, Texts, shows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of Python 3.11
@@ -163,7 +163,7 @@ class SpeculativeDecoder:
             TypeError: for an argument that there is not, which says what does it here.
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
         """
-        text = self._text(prompt, options_of(self.generate, arguments))
+        text = self._text(self.generate, prompt, arguments)
         return text.output(list(self.queue.steps_of(text.request)), self.target.device)
 
     @shows(TextOptions)
@@ -175,7 +175,7 @@ class SpeculativeDecoder:
         No piece ends inside a character, or shows what may begin a stop string. Leaving the iteration, or its
         `close()`, ends the answer; the cache still serves the next prompt.
         """
-        text = self._text(prompt, options_of(self.stream, arguments))
+        text = self._text(self.stream, prompt, arguments)
         return text.pieces(self.queue.steps_of(text.request))
 
     @shows(TextOptions)
@@ -251,7 +251,8 @@ class SpeculativeDecoder:
             Exception: what a processor raises, or the iterable: that when the texts under way have ended.
         """
         refuse_foreign(arguments, self.as_completed)
-        return answers_of(self, prompts, **arguments)
+        self._warn_once()
+        return answers_of(self.queue, self.tokenizer, prompts, **arguments)
 
     @overload
     def generate_all(
@@ -302,31 +303,12 @@ class SpeculativeDecoder:
         """Forget what the method has learned and the last text, and free its rows."""
         self.queue.reset()
 
-    def text_of(
-        self,
-        prompt_ids: Sequence[int],
-        options: TextOptions,
-        stop: StopStringCriteria | None = None,
-        index: int = 0,
-    ) -> Text:
-        """Return a text to decode; `index`, among many, is added to the seed, and `stop` is made of the options."""
+    def _text(self, function: Callable[..., Any], prompt: Prompt, arguments: Any) -> Text:
+        """Return the text that a function of the decoder is asked for."""
+        refuse_foreign(arguments, function)
         self._warn_once()
-        target, num_prompt = self.target, len(prompt_ids)
-        ends = options.ends(self.eos_ids, target.num_tokens)
-        logprobs = None if options.logprobs is None else Logprobs(num_prompt, options.logprobs)
-        rule = options.rule(target.device, num_prompt, ends, index, [logprobs] if logprobs else [])
-        ended = ends_text(stop, target.device)
-        limit, interrupt = options.max_new_tokens, options.interrupt()
-        request = Request(prompt_ids, limit, ends, rule, ended, interrupt)
-        return Text(request, self.tokenizer, stop.stop_strings if stop else (), logprobs)
-
-    def _text(self, prompt: Prompt, options: TextOptions) -> Text:
-        prompt_ids = prompt_ids_of(prompt, self.tokenizer, **options.of_chat)
-        return self.text_of(prompt_ids, options, self.stop_of(options))
-
-    def stop_of(self, options: TextOptions) -> StopStringCriteria | None:
-        """Return the criterion of the options' stop strings."""
-        return stop_criterion(options.stop_strings, self.tokenizer, "give the tokenizer")
+        texts = Texts(self.target, self.tokenizer, TextOptions(**arguments))
+        return texts.text(texts.read(prompt))
 
     def _warn_once(self) -> None:
         if not self._has_warned:

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from ..backends.proofs.support import eos_ids_of
+from ..backends.target import TargetModel
 from ..engine.rules import (
     CountPenalty,
     GreedyRule,
@@ -28,8 +30,10 @@ from ..engine.rules import (
     refuse_stateful,
     sampling_processors,
 )
+from ..engine.sequence import Request
 from ..options import integer, number, option, temperature_of
-from .generate_arguments import refuse_foreign
+from .output import Logprobs, Text
+from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
 
 # Most new tokens of every text, or of each.
 Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
@@ -112,7 +116,7 @@ class TextOptions:
         is_mapping = isinstance(self.chat_template_kwargs, Mapping | None)
         self._refuse_unless(is_mapping, "chat_template_kwargs", "a dict")
         if not self.temperature:
-            refuse_stateful(self.logits_processors)
+            refuse_stateful(self.logits_processors, "with a temperature above 0")
 
     def _refuse_unless(self, is_allowed: bool, name: str, allowed: str) -> None:
         if not is_allowed:
@@ -182,6 +186,36 @@ class TextOptions:
         return why
 
 
+class Texts:
+    """Makes texts of prompts, with the same options."""
+
+    def __init__(self, target: TargetModel, tokenizer: Any, options: TextOptions) -> None:
+        self.target, self.tokenizer, self.options = target, tokenizer, options
+        self._stop = stop_criterion(options.stop_strings, tokenizer, "give the tokenizer")
+        self._ends = options.ends(eos_ids_of(target.model, tokenizer), target.num_tokens)
+
+    def read(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's tokens."""
+        return prompt_ids_of(prompt, self.tokenizer, **self.options.of_chat)
+
+    def text(self, prompt_ids: Sequence[int], limit: int | None = None, index: int = 0) -> Text:
+        """Return a text that begins now; `index`, among many, is added to the seed."""
+        options, device, num = self.options, self.target.device, len(prompt_ids)
+        logprobs = None if options.logprobs is None else Logprobs(num, options.logprobs)
+        rule = options.rule(device, num, self._ends, index, [logprobs] if logprobs else [])
+        request = Request(
+            prompt_ids,
+            limit or options.max_new_tokens,
+            self._ends,
+            rule,
+            ends_text(self._stop, device),
+            options.interrupt(),
+        )
+        return Text(
+            request, self.tokenizer, self._stop.stop_strings if self._stop else (), logprobs
+        )
+
+
 class TextArguments(TypedDict, total=False):
     """The fields of `TextOptions` that one text and many have alike, for type checkers."""
 
@@ -220,12 +254,6 @@ class ManyTexts(TextArguments, total=False):
     batch_size: int
     shares_memory: bool
     show_progress: bool
-
-
-def options_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> TextOptions:
-    """Return the options that a function of a decoder was given; TypeError for a name that it has not."""
-    refuse_foreign(arguments, function)
-    return TextOptions(**arguments)
 
 
 def shows(source: Callable[..., Any]) -> Callable[[Function], Function]:

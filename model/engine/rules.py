@@ -163,10 +163,11 @@ def sampling_processors(
     return processors
 
 
-def refuse_stateful(processors: Iterable[object]) -> None:
-    """Raise ValueError for processors that greedy decoding cannot call twice."""
-    if any(isinstance(one, STATEFUL) for one in processors):
-        raise ValueError(
-            "guidance_scale, watermarks with state: got them with greedy decoding; allowed: with "
-            "do_sample=True, or a temperature above 0"
-        )
+def refuse_stateful(processors: Iterable[object], allowed: str) -> None:
+    """Raise ValueError for processors that may not be called twice, or about several texts."""
+    for one in processors:
+        if isinstance(one, STATEFUL):
+            raise ValueError(
+                f"logits_processors: got a {type(one).__name__}, which keeps the state of one text; "
+                f"allowed: {allowed}"
+            )

@@ -13,7 +13,7 @@ from typing import Any
 from ..api.decoder import SpeculativeDecoder
 from ..api.output import Logprobs, TokenLogprob
 from ..api.prompts import chat_ids, prompt_ids_of
-from ..api.text_options import TextOptions
+from ..api.text_options import TextOptions, Texts
 from ..engine.sequence import Request
 from .decoding import DecodingThread, Job, Piece, QueueFullError
 from .options import ServeOptions
@@ -265,8 +265,9 @@ class Service:
                 logprobs=asked.num_top_logprobs,
                 **own,
             )
-            text = self._decoder.text_of(prompt_ids, options)
-            return text.request.checked(self._decoder.target), text.logprobs
+            target = self._decoder.target
+            text = Texts(target, self._decoder.tokenizer, options).text(prompt_ids)
+            return text.request.checked(target), text.logprobs
         except ValueError as error:
             raise Refusal(str(error)) from error
 

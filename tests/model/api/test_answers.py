@@ -298,6 +298,13 @@ def test_what_the_iterable_raises_comes_when_the_texts_under_way_have_ended(
         next(answers)
 
 
+def test_limits_of_many_bound_other_arguments() -> None:
+    decoder = decoder_for("pld", *demo())
+    words: dict[str, Any] = {"min_new_tokens": 270, "max_new_tokens": [271, 270]}
+    found = decoder.generate_all([[5, 6], [7, 8]], **words)
+    assert [len(one.token_ids) for one in found] == [271, 270]
+
+
 @pytest.mark.parametrize("num_limits", [2, 4])
 def test_limits_are_as_many_as_prompts(num_limits: int) -> None:
     decoder = decoder_for("pld", *demo())
@@ -324,6 +331,11 @@ def test_limits_are_as_many_as_prompts(num_limits: int) -> None:
         ({"prompts": PROMPTS[0]}, "prompts: got a str; allowed: several prompts, such as a list"),
         ({"prompts": {"input_ids": [[5]]}}, "prompts: got a dict; allowed: several prompts"),
         ({"prompts": 5}, "prompts: got a int; allowed: several prompts"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: got -1; allowed: integers of 0 to 8191"),
+        (
+            {"min_new_tokens": 400, "max_new_tokens": 300},
+            "prompt 0: min_new_tokens: got 400; allowed: at most 300",
+        ),
         ({"n": 0}, "n: got 0; allowed: integers of 1 or more"),
         ({"n": 2}, "n: got 2 with greedy decoding; allowed: a temperature above 0, or 1"),
     ],
@@ -361,9 +373,8 @@ def test_processors_that_keep_the_state_of_a_text_are_refused(temperature: float
     model, tokenizer = demo()
     guided = [UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model)]
     decoder = decoder_for("pld", model, tokenizer)
-    with pytest.raises(
-        ValueError, match=r"^logits_processors: got a Unbatched.*, which keeps the state of one"
-    ):
+    said = r"^logits_processors: got a Unbatched.*, which keeps the state of one"
+    with pytest.raises(ValueError, match=said):
         decoder.as_completed(PROMPTS, temperature=temperature, logits_processors=guided)
 
 

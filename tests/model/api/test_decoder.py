@@ -154,7 +154,7 @@ def test_processors_that_count_their_calls_need_sampling() -> None:
     ids = torch.tensor([random_ids(12)])
     guided = [UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model, ids[:, -1:])]
     decoder = TokenRecycling(model)
-    with pytest.raises(ValueError, match=r"guidance_scale, .*a temperature above 0"):
+    with pytest.raises(ValueError, match=r"^logits_processors: got a Unb.*a temperature above 0$"):
         decoder.generate(ids, max_new_tokens=4, logits_processors=guided)
     options = {"max_new_tokens": 12, "top_k": 50}
     torch.manual_seed(3)
