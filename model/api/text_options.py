@@ -39,18 +39,16 @@ from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
 Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
-# What numbers may be, in words, and their bounds: above the first, at most the second.
-NUMBERS = {
-    "top_p": ("numbers above 0, at most 1", 0, 1),
-    "min_p": ("numbers from 0 to 1", -1e-9, 1),
-    "repetition_penalty": ("numbers above 0", 0, float("inf")),
-    "presence_penalty": ("numbers from -2 to 2", -2 - 1e-9, 2),
-    "frequency_penalty": ("numbers from -2 to 2", -2 - 1e-9, 2),
-    "max_time": ("seconds above 0", 0, float("inf")),
+# What numbers may be, in words and in code.
+NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "top_p": ("numbers above 0, at most 1", lambda value: 0 < value <= 1),
+    "min_p": ("numbers from 0 to 1", lambda value: 0 <= value <= 1),
+    "repetition_penalty": ("numbers above 0", lambda value: value > 0),
+    "presence_penalty": ("numbers from -2 to 2", lambda value: abs(value) <= 2),
+    "frequency_penalty": ("numbers from -2 to 2", lambda value: abs(value) <= 2),
+    "max_time": ("seconds above 0", lambda value: value > 0),
 }
-LISTS = {
-    "logits_processors": "a list of functions (token ids [1, P], scores [1, V]) -> scores [1, V]"
-}
+FUNCTIONS = "a list of functions (token ids [1, P], scores [1, V]) -> scores [1, V]"
 OF_CHATS = ("tools", "chat_template_kwargs", "continue_final_message")
 
 
@@ -95,9 +93,9 @@ class TextOptions:
             elif (least := item.metadata["least"]) is not None:
                 found = integer(name, found, least)
             elif name in NUMBERS:
-                allowed, above, most = NUMBERS[name]
+                allowed, is_allowed = NUMBERS[name]
                 found = number(name, found, allowed)
-                self._refuse_unless(above < found <= most, name, allowed)
+                self._refuse_unless(is_allowed(found), name, allowed)
             object.__setattr__(self, name, found)  # the dataclass is frozen
         object.__setattr__(self, "temperature", temperature_of(self.temperature))
         most, cancel = self.max_new_tokens, self.cancel
@@ -106,11 +104,13 @@ class TextOptions:
             is_switch = isinstance(getattr(self, name), bool | None)
             self._refuse_unless(is_switch, name, "True or False")
         for name in ("tools", "stop_token_ids", "logits_processors"):
-            is_list = isinstance(value := getattr(self, name), Sequence) and not isinstance(
-                value, str
+            value = getattr(self, name)
+            is_list = isinstance(value, Sequence) and not isinstance(value, str)
+            self._refuse_unless(
+                is_list, name, FUNCTIONS if name == "logits_processors" else "a list"
             )
-            is_list = is_list and (name != "logits_processors" or all(map(callable, value)))
-            self._refuse_unless(is_list, name, LISTS.get(name, "a list"))
+        are_functions = all(map(callable, self.logits_processors))
+        self._refuse_unless(are_functions, "logits_processors", FUNCTIONS)
         is_event = cancel is None or callable(getattr(cancel, "is_set", None))
         self._refuse_unless(is_event, "cancel", "a threading.Event, or what has its is_set()")
         is_mapping = isinstance(self.chat_template_kwargs, Mapping | None)
@@ -126,7 +126,7 @@ class TextOptions:
     def of_chat(self) -> dict[str, Any]:
         """What a chat's template is given, by name; empty if it is nothing."""
         values = {name: getattr(self, name) for name in OF_CHATS}
-        return {name: value for name, value in values.items() if value not in (None, ())}
+        return {name: value for name, value in values.items() if value or value is False}
 
     def ends(self, own: Collection[int], num_tokens: int) -> frozenset[int]:
         """Return the tokens that end a text of a model with these ends and so many tokens."""
