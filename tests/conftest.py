@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from model.budget.cost_model import CostModel
 from model.commands.command_line import LIBRARY, NOTING
+from tests.hang import HANG
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
 
 TESTS = Path(__file__).parent
@@ -49,7 +51,11 @@ SLOW = (
 
 
 def pytest_configure() -> None:
-    """Check that the lists above name what is there."""
+    """Check that the lists above name what is there, and let random examples take their time."""
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
     if gone := [place for place in (*QUICK, *SLOW) if not (TESTS / place).exists()]:
         raise pytest.UsageError(
             f"tests/conftest.py: got {gone}; allowed: files and folders of tests"
@@ -83,6 +89,16 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measured costs, those of other processes included, out of the user's cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path_factory.mktemp("costs")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_hurry() -> Iterator[None]:
+    """Let nothing of the library end, or say a word, because the machine is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.api.permits.PATIENCE", HANG)
+        patch.setattr("model.backends.proofs.self_test.SLOW_SECONDS", HANG)
+        patch.setattr("model.machine.files.BUILD_SECONDS", HANG)
         yield
 
 

@@ -12,7 +12,8 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 
 from model.engine.sequence import RunningSequence
 from tests.commands.soak_server import DEEDS, Asker, expected_texts
-from tests.model.serve.serving import serving, wait_for
+from tests.hang import wait_for
+from tests.model.serve.serving import serving
 
 
 async def ask(asker: Asker, total: int, concurrency: int) -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStream
 
 from model.commands.command_line import UserError
 from scripts.export_custom_generate import GENERATE, export, main
+from tests.hang import HANG
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"
 PROMPT = "USER: Tell me about the sea. ASSISTANT:"
@@ -79,7 +80,7 @@ def test_a_model_folder_with_it_generates_by_itself(tmp_path: Path) -> None:
     text = tokenizer.decode(plain.generate(**inputs, max_new_tokens=30)[0])
     stop = text[-12:-8]
     options = {"max_new_tokens": 30, "stop_strings": [stop], "tokenizer": tokenizer}
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=120)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=HANG)
     found = model.generate(**inputs, **options, streamer=streamer)
     assert torch.equal(found, plain.generate(**inputs, **options))
     assert model.__dict__["_speculative"].steps[-1].stop_reason == "criteria"

@@ -24,6 +24,7 @@ from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
 from tests.evaluation.fake_server import fake_server
+from tests.hang import HANG
 
 FEW = ["--question-end", "4", "--max-new-tokens", "6", "--warmup", "0"]
 
@@ -74,7 +75,7 @@ def test_acceptance_comes_from_counters_where_responses_lack_it(tmp_path: Path) 
 
 
 def test_several_requests_are_under_way_and_share_the_time(tmp_path: Path) -> None:
-    barrier = threading.Barrier(2, timeout=5)
+    barrier = threading.Barrier(2, timeout=HANG)
 
     def wait(messages: list[dict[str, Any]]) -> str:
         if len(messages) == 1:

@@ -32,10 +32,30 @@ from tests.evaluation.conftest import (
     token_ids,
 )
 from tests.evaluation.inference.test_loop import Spy, answer
+from tests.hang import HANG
 
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
-PATIENCE = 120.0
 KEPT = 4096  # bytes that a disk takes, as far as the process knows
+RUN = """
+import runpy
+runpy.run_module("evaluation.inference_recycling", run_name="__main__", alter_sys=True)
+"""
+# Ctrl-C comes while the third question is answered, however slow the machine is.
+INTERRUPTED = (
+    """
+import signal
+from evaluation.inference.method import MethodAnswerer
+answer, num_begun = MethodAnswerer.answer, 0
+def interrupted(self, prompt):
+    global num_begun
+    num_begun += prompt.begins_question
+    if prompt.begins_question and num_begun == 3:
+        signal.raise_signal(signal.SIGINT)
+    return answer(self, prompt)
+MethodAnswerer.answer = interrupted
+"""
+    + RUN
+)
 
 
 class InterruptedSpy(Spy):
@@ -64,16 +84,13 @@ def test_one_interrupt_finishes_the_question_and_two_do_not(
     assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C was not given back"
 
 
-def start(options: list[str], file: Path, **more: Any) -> subprocess.Popen[str]:
-    """Start a real run with a hot matrix."""
-    command = [sys.executable, "-m", "evaluation.inference_recycling", *options]
-    return subprocess.Popen(
-        [*command, "--answer-file", str(file)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
+def run_alone(
+    options: list[str], file: Path, code: str = RUN, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Make a run with a hot matrix in a process of its own."""
+    command = [sys.executable, "-c", code, *options, "--answer-file", str(file)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False, **more
     )
 
 
@@ -82,15 +99,10 @@ def test_an_interrupted_command_exits_with_130_and_is_gone_on_with(
 ) -> None:
     uncut, file = tmp_path / "uncut.jsonl", tmp_path / "cut.jsonl"
     assert run("recycling", options, uncut) == 0
-    process = start(options, file)
-    deadline = time.monotonic() + PATIENCE
-    while not (file.exists() and file.stat().st_size):
-        assert time.monotonic() < deadline and process.poll() is None, "no row came"
-        time.sleep(0.001)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode in (130, 0), errors  # 0: it was quicker than the signal
-    assert "Traceback" not in errors
+    done = run_alone(options, file, INTERRUPTED)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(read_rows(file)) == 3, "the question under way is finished"
     assert run("recycling", options, file) == 0
     assert figures(read_rows(file), *STEPS) == figures(read_rows(uncut), *STEPS)
 
@@ -107,12 +119,11 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_whole_rows(
     assert run("recycling", [*options, "--start", "cold"], uncut) == 0
     assert uncut.stat().st_size > KEPT, "the limit would not be met"
     more = [*options, "--start", "cold"]
-    process = start(more, file, preexec_fn=limited)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2, errors
-    last = errors.splitlines()[-1]
+    done = run_alone(more, file, preexec_fn=limited)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
     assert last.startswith(f"error: answer file {file}: a row cannot be written: ")
-    assert "Traceback" not in errors
+    assert "Traceback" not in done.stderr
     assert 1 <= len(read_rows(file)) < QUESTIONS, "only whole rows may be left"
     assert run("recycling", more, file) == 0
     assert figures(read_rows(file), *STEPS) == figures(read_rows(uncut), *STEPS)
@@ -122,10 +133,9 @@ def test_a_matrix_that_the_disk_does_not_take_loses_no_row(
     options: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "full.jsonl"
-    process = start(options, file, preexec_fn=limited)  # the hot matrix takes 256 kB
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2, errors
-    assert "cannot write" in errors.splitlines()[-1]
+    done = run_alone(options, file, preexec_fn=limited)  # the hot matrix takes 256 kB
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr.splitlines()[-1]
     assert file.read_bytes() == b"", "a row without its matrix could not be gone on with"
     assert run("recycling", options, file) == 0
     assert len(read_rows(file)) == QUESTIONS
@@ -247,7 +257,7 @@ def test_a_clock_that_goes_backwards_harms_nothing(
     assert meta["end_time"] < meta["start_time"]
     for row in rows:
         for name in ("wall_time", "prefill_time", "decode_time"):
-            assert all(0 < seconds < PATIENCE for seconds in row["choices"][0][name])
+            assert all(0 < seconds < 3600 for seconds in row["choices"][0][name])
 
 
 @pytest.mark.parametrize("method", ["vanilla", "recycling"])

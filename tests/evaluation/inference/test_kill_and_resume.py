@@ -18,13 +18,13 @@ from typing import Any
 
 from tests.evaluation.conftest import ROOT, figures, read_rows, write_rows
 from tests.evaluation.inference.killed_runs import ANSWERING, LOADING
+from tests.hang import HANG
 
 NUM_KILLS = int(os.environ.get("KILLS", "20"))
 # Of each of the two runs.
 PHASES = (LOADING, *[ANSWERING] * 4) * (NUM_KILLS // 10)
 NUM_QUESTIONS = 40
 RUNS = {"average": "--warmup 0", "original": "--policy original --warmup 1"}
-PATIENCE = 60.0 * NUM_KILLS  # seconds; only a hang takes that long
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
 
 
@@ -42,7 +42,7 @@ def killed_run(words: list[str], uncut: Path, cut: Path, seed: int) -> dict[str,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=HANG * max(1, NUM_KILLS // 20),
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

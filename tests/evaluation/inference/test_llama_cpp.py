@@ -28,6 +28,7 @@ from evaluation.reporting.notes import group_notes
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
+from tests.hang import HANG
 from tests.model.api.loading.tiny_gguf import tiny_llama, write_gguf
 
 NEW = 8
@@ -202,7 +203,7 @@ def Server(params):
     process = server._process
     assert process.poll() is None and process.stdin
     process.stdin.close()
-    assert process.wait(60) == 0
+    assert process.wait(HANG) == 0
     other = LlamaCppServer("x.gguf", 100, 2, None)
     other.close()
     assert other._process.returncode

@@ -18,6 +18,7 @@ from evaluation.inference.config import RunConfig, WorkerOptions
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import error_line, figures, read_meta, read_rows, run
+from tests.hang import HANG
 
 pytest.importorskip("ray", reason="workers need Ray")
 
@@ -26,7 +27,6 @@ from evaluation.inference.workers import Worker, answer_by_workers, cluster
 
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
 OVER = "poison"
-PATIENCE = 600.0  # seconds; only a hang takes that long
 
 
 def light_worker(begin: Path) -> type:
@@ -139,7 +139,7 @@ def test_a_forced_order_gives_the_steps_of_one_run_though_its_worker_is_killed(
     class Telling(Worker):
         def answer(self, *given: Any) -> Any:
             if (self._number, self._num_seen) == (1, 3):
-                time.sleep(PATIENCE)  # until it is killed
+                time.sleep(HANG)  # until it is killed
             done = super().answer(*given)
             return done._replace(row=done.row.plus(pid=os.getpid()))
 

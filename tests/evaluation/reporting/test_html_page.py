@@ -30,6 +30,7 @@ from evaluation.reporting.titles import REFEREE_TITLES
 from evaluation.scoring.figures import SPEC_BENCH_TASKS
 from model.methods import BUILT_IN
 from tests.evaluation.answers.answer_rows import make_row, write_answers
+from tests.hang import HANG
 
 HOSTILE = (
     "<script>document.title='owned'</script>\"'><img src=x onerror=\"document.title='owned'\">"
@@ -351,6 +352,6 @@ def _in_browser(browser: str, folder: Path, text: str) -> str:
     file.write_text(text, encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG)
     refused = "violates the following Content Security Policy" in done.stderr
     return done.stdout + (VIOLATION if refused else "")

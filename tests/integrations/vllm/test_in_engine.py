@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hang import HANG
+
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: bash integrations/vllm/test.sh")
 
 from token_recycling_vllm import seams  # noqa: E402
@@ -214,11 +216,11 @@ def test_the_server_answers_and_counts(plain):
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=HANG) as response:
             return response.read().decode()
 
     try:
-        for _ in range(240):
+        for _ in range(2 * int(HANG)):
             assert server.poll() is None, server.stdout.read()[-2000:]
             try:
                 answer("/health")
@@ -242,4 +244,4 @@ def test_the_server_answers_and_counts(plain):
         assert "wrong distribution" in refused.value.read().decode()
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(HANG)

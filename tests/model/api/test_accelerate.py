@@ -39,11 +39,10 @@ from model.api.accelerate import (
     restore,
 )
 from model.api.generate_arguments import UnsupportedCallError
+from tests.hang import HANG
 from tests.model.api.test_custom_generate import Pieces
 from tests.model.api.test_decoder import DEMO, PROMPT
 from tests.model.decoded import known
-
-WAIT = 60  # seconds after which a streamer that was not ended fails a test
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +175,7 @@ def test_a_streamer_is_read_in_another_thread(
     words = {"custom_generate": recycling()} if way == "custom_generate" else {}
     if not words:
         accelerate(model)
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=WAIT)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=HANG)
     thread = Thread(target=model.generate, kwargs={**inputs, **words, "streamer": streamer})
     thread.start()
     assert "".join(streamer) == expected
@@ -194,7 +193,7 @@ def test_a_pipeline_streams_and_stops(way: str, model: PreTrainedModel, tokenize
     if not words:
         accelerate(model)
     streamer = TextIteratorStreamer(
-        tokenizer, skip_prompt=True, timeout=WAIT, skip_special_tokens=True
+        tokenizer, skip_prompt=True, timeout=HANG, skip_special_tokens=True
     )
     found: list[Any] = []
     thread = Thread(
@@ -232,7 +231,7 @@ def test_a_streamer_is_ended_when_decoding_fails(
         words["custom_generate"] = recycling()
     if way == "left to transformers":
         words["use_cache"] = False
-    words[name] = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=WAIT)
+    words[name] = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=HANG)
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -247,7 +246,7 @@ def test_a_streamer_is_ended_when_decoding_fails(
     thread.join()
     assert str(errors[0]) == "failed in a processor"
     del words["logits_processor"]
-    words[name] = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=WAIT)
+    words[name] = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=HANG)
     model.generate(**inputs, **words)  # the decoder is free again
     assert "".join(words[name])
 

@@ -22,6 +22,7 @@ from transformers import (
 
 from model import GenerateOutput, SpeculativeDecoder, TokenRecycling
 from model.engine.sequence import Request
+from tests.hang import HANG
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.pairs import pairs
 
@@ -278,7 +279,7 @@ def test_what_a_processor_raises_is_raised_and_the_decoder_is_free() -> None:
     assert all(index != 1 for index, _ in found)
     assert "at prompt 1" in getattr(error.value, "__notes__", ["at prompt 1"])
     with ThreadPoolExecutor(1) as pool:  # another thread, which would have to wait
-        pool.submit(decoder.generate, PROMPTS[0], max_new_tokens=2).result(timeout=60)
+        pool.submit(decoder.generate, PROMPTS[0], max_new_tokens=2).result(timeout=HANG)
 
 
 @pytest.mark.parametrize("return_exceptions", [False, True])
@@ -472,7 +473,7 @@ def test_answers_that_are_over_free_the_decoder(way: str) -> None:
         for _ in range(3):
             next(answers)
     with ThreadPoolExecutor(1) as pool:  # another thread, which would have to wait
-        pool.submit(decoder.generate, PROMPTS[0], max_new_tokens=2).result(timeout=60)
+        pool.submit(decoder.generate, PROMPTS[0], max_new_tokens=2).result(timeout=HANG)
 
 
 def test_a_text_that_takes_the_turn_ends_the_answers() -> None:

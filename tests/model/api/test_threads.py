@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model import SpeculativeDecoder
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
+from tests.hang import HANG
 from tests.model.decoded import referee, required_options
 
 DATA = Path(__file__).resolve().parents[3] / "data/demo"
@@ -263,7 +264,7 @@ def test_a_stream_that_is_over_in_any_way_frees_the_decoder(way: str) -> None:
             cycle.append(cycle)  # as a web server leaves that of a client that is gone
             del stream, cycle
     with ThreadPoolExecutor(1) as pool:  # another thread, which would have to wait
-        pool.submit(decoder.generate, prompt, max_new_tokens=2).result(timeout=60)
+        pool.submit(decoder.generate, prompt, max_new_tokens=2).result(timeout=HANG)
 
 
 def test_a_text_is_refused_while_another_is_open_and_not_continued(

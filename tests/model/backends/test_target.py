@@ -23,6 +23,7 @@ from model.backends.target import TargetModel
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
 from model.methods import METHODS
+from tests.hang import HANG
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families.family import Family
 from tests.pairs import pairs
@@ -183,7 +184,7 @@ def test_measurements_of_one_model_do_not_wait_for_each_other(name: str) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=HANG)
         assert not thread.is_alive(), "the two wait for each other"
     assert {target: getattr(target, name) for target in (one, other)} == found, "chosen again"
     assert type(found[one]) is type(found[other])

@@ -11,13 +11,13 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.hang import HANG, wait_for
 from tests.model.chat.test_dialogue import DEMO
 from tests.random_llama import random_llama
 
@@ -26,7 +26,6 @@ pty = pytest.importorskip("pty", reason="pseudo-terminals need a Unix")
 ROOT = Path(__file__).resolve().parents[3]
 # More than a pseudo-terminal holds unread, so that an answer waits for Ctrl-C half-way.
 LONG = 4000
-PATIENCE = 60  # seconds without a byte until the test gives up
 # Makes the pseudo-terminal on standard input the one whose keys send signals to the chat.
 # A shell in a terminal enables Ctrl-C; tests started in the background may have inherited it as ignored.
 TAKE_TERMINAL = """
@@ -73,14 +72,15 @@ class Terminal:
         """Press keys."""
         os.write(self._ours, keys.encode())
 
-    def answers(self, seconds: float) -> bool:
-        """Whether anything appears within so many seconds; it is not read yet."""
-        return bool(self._unread or select.select([self._ours], [], [], seconds)[0])
+    def sleeps(self) -> bool:
+        """Whether the chat's main thread waits for something, after all that it had to do."""
+        place = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat")
+        return place.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S"
 
     def read_until(self, pattern: str) -> str:
         """Return the output up to the first match of a pattern; the rest is read later."""
         while not (found := re.search(pattern, self._unread)):
-            is_there = select.select([self._ours], [], [], PATIENCE)[0]
+            is_there = select.select([self._ours], [], [], HANG)[0]
             assert is_there, f"no {pattern!r} in {self._unread!r}"
             try:
                 self._unread += os.read(self._ours, 256).decode(errors="replace")
@@ -92,12 +92,12 @@ class Terminal:
     def close(self) -> int:
         """Wait for the chat's end; return its exit code."""
         try:
-            while select.select([self._ours], [], [], PATIENCE)[0] and os.read(self._ours, 4096):
+            while select.select([self._ours], [], [], HANG)[0] and os.read(self._ours, 4096):
                 pass
         except OSError:
             pass
         os.close(self._ours)
-        return self.process.wait(timeout=PATIENCE)
+        return self.process.wait(timeout=HANG)
 
 
 @pytest.fixture
@@ -128,13 +128,9 @@ def test_a_whole_chat(terminal: Terminal) -> None:
     terminal.read_until("> ")
     terminal.type("half a line")
     terminal.read_until("half a line")  # the line is being read now
-    # Python's readline notices Ctrl-C only while it waits for a key, and loses it while it reads
-    # one: a person presses it again.
-    for _ in range(3):
-        time.sleep(1.0)
-        terminal.type("\x03")
-        if terminal.answers(20.0):
-            break
+    # Python's readline notices Ctrl-C only while it waits for a key, and loses it while it reads one.
+    wait_for(terminal.sleeps)
+    terminal.type("\x03")
     terminal.read_until("Ctrl-C again leaves")
     terminal.type("hello\n")
     terminal.read_until(r"\x1b\[36m")

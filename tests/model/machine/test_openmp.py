@@ -6,7 +6,6 @@ Run: pytest tests/model/machine/test_openmp.py
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,9 +17,8 @@ from model.api import permits
 from model.backends.proofs import self_test
 from model.backends.target import TargetModel
 from model.machine import hardware
+from tests.hang import wait_for
 from tests.model.decoded import known
-
-PATIENCE = 60.0  # seconds; only a thread that stays takes that long
 
 
 @pytest.fixture
@@ -49,10 +47,7 @@ def test_a_pool_ends_and_comes_back() -> None:
             assert executor.submit(compute).result() == 3_000_000
             assert num_threads() == alone + 2
             executor.submit(hardware.give_back_threads).result()
-            end = time.monotonic() + PATIENCE
-            while num_threads() > alone and time.monotonic() < end:
-                time.sleep(0.001)
-            assert num_threads() == alone
+            wait_for(lambda: num_threads() == alone, "a thread stays")
 
 
 def test_texts_and_the_self_test_give_threads_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,11 +14,10 @@ from model.serve.__main__ import listening_socket
 from model.serve.app import make_app
 from model.serve.options import ServeOptions
 from model.serve.service import Service
+from tests.hang import HANG, wait_for
 from tests.model.api.test_decoder import decoder_for, demo
 
 NAME = "demo"
-# Long enough on a busy machine; nothing waits so long.
-PATIENCE = 60.0
 
 
 class Served(NamedTuple):
@@ -48,7 +46,7 @@ class Served(NamedTuple):
 @contextmanager
 def serving(method: str = "recycling", **options: Any) -> Iterator[Served]:
     """Serve the demo model with a method."""
-    given = ServeOptions(port=0, **options)
+    given = ServeOptions(**{"port": 0, "request_seconds": int(HANG), **options})
     service = Service(decoder_for(method, *demo()), given, NAME)
     config = uvicorn.Config(make_app(service), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
@@ -58,18 +56,10 @@ def serving(method: str = "recycling", **options: Any) -> Iterator[Served]:
         service.thread.start()
         running.start()
         wait_for(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG) as client:
             yield Served(service, client)
         server.should_exit = True
-        running.join(PATIENCE)
+        running.join(HANG)
         service.thread.close()
-        service.thread.join(PATIENCE)
+        service.thread.join(HANG)
         assert not running.is_alive() and not service.thread.is_alive()
-
-
-def wait_for(is_true: Callable[[], bool]) -> None:
-    """Wait until something is true."""
-    latest = time.monotonic() + PATIENCE
-    while not is_true():
-        assert time.monotonic() < latest, "it did not come true"
-        time.sleep(0.005)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from model.commands.command_line import UserError
 from model.methods import BUILT_IN
 from model.serve import __main__ as command
 from model.serve.options import ServeOptions
+from tests.hang import HANG
 from tests.model.api.test_decoder import DEMO
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,6 +97,7 @@ def test_a_signal_lets_answers_end_and_the_exit_code_is_0() -> None:
     pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
     words = [sys.executable, "-m", "model", "serve", str(DEMO), "--port", "0", "--threads", "1"]
     words += ["--temperature", "0", "--method", "vanilla", "--served-model-name", "demo"]
+    words += ["--shutdown-seconds", str(int(HANG))]
     server = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
@@ -109,15 +110,12 @@ def test_a_signal_lets_answers_end_and_the_exit_code_is_0() -> None:
             json.dumps(fields).encode(),
             {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=HANG) as reply:
             reply.readline()
             server.send_signal(signal.SIGTERM)
             rest = reply.read().decode()
         assert '"completion_tokens": 300' in rest and rest.endswith("data: [DONE]\n\n")
-        killer = threading.Timer(60, server.kill)
-        killer.start()
-        assert server.wait() == 0
-        killer.cancel()
+        assert server.wait(HANG) == 0
     finally:
         server.kill()
         server.wait()

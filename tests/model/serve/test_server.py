@@ -19,8 +19,9 @@ import torch
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
 from model.engine.batch import Event
+from tests.hang import wait_for
 from tests.model.api.test_decoder import decoder_for, demo
-from tests.model.serve.serving import NAME, Served, serving, wait_for
+from tests.model.serve.serving import NAME, Served, serving
 
 TOPICS = ("the sea", "rain", "your name", "a boat and its people", "music")
 PROMPTS = [f"USER: Tell me about {topic}. ASSISTANT:" for topic in TOPICS]

@@ -38,6 +38,7 @@ from model.backends.target import TargetModel
 from model.engine.loop import generate
 from model.engine.tree import TreeTopology
 from model.kernels.norms import FusedNorms, find_norms
+from tests.hang import HANG
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.families.family import Family
 
@@ -381,7 +382,7 @@ def test_kernels_stay_where_drafts_fail_without_them_too(
 
 def test_a_slow_self_test_says_so_and_a_fast_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: object) -> LogitComparison:
-        assert is_said.wait(timeout=60.0), "nothing was said"
+        assert is_said.wait(timeout=HANG), "nothing was said"
         return original(*arguments)
 
     def say(text: str) -> None:
