@@ -46,6 +46,8 @@ SLOW = (
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
     "model/serve/test_command.py",
     *("test_package.py", "test_recipe.py", "test_shell.py"),
+    # random cases, for a minute
+    "fuzz",
     *("model/methods/test_other_packages.py", "examples"),
 )
 

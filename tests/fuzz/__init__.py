@@ -1,0 +1,1 @@
+"""Random cases against transformers' own `generate`: `python -m tests.fuzz --help`."""
