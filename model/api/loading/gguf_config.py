@@ -53,9 +53,11 @@ NUMBERS: dict[str, Sequence[str]] = {
 BIASES = {"attention_bias": "attn_q", "use_qkv_bias": "attn_q", "mlp_bias": "ffn_up"}
 # Keys that say what shapes of tensors say, too (a wrong one is an error), or how a model was trained.
 HARMLESS = {
-    *("attention.head_count", "block_count", "context_length", "embedding_length", "vocab_size"),
-    *("expert_count", "feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout"),
+    *("attention.head_count", "attention.head_count_kv", "block_count", "context_length"),
+    *("embedding_length", "expert_count", "expert_feed_forward_length", "feed_forward_length"),
+    *("rope.scaling.finetuned", "tensor_data_layout", "vocab_size"),
 }
+NEUTRAL = {"attention.causal": True, "ssm.dt_b_c_rms": False}
 # Tensors that are read into the config.
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # Llama 3.1 to 3.3: what the numbers of FREQS follow from, beside the largest, the factor.
@@ -111,7 +113,7 @@ def read_config(file: str, changed: object) -> tuple[dict[str, Any], dict[str, A
     config["eos_token_id"] = found if len(found) > 1 else next(iter(found), None)
     for name in sorted(metadata.keys() - keys.asked):
         short = name.removeprefix(keys.prefix)
-        if short != name and short not in HARMLESS:
+        if short != name and short not in HARMLESS and NEUTRAL.get(short) != metadata[name]:
             keys.refuse(short, "a file without this key, which is not read")
     return metadata, config
 

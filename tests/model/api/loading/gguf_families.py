@@ -201,17 +201,32 @@ def write_family(
 
     `keys` (whole names) and `tensors` are written too; a key of the family with None is left out.
     """
-    config, writer = model.config, GGUFWriter(str(file), family.architecture)
     sizes = {
         "context_length": CONTEXT,
         "embedding_length": HIDDEN,
         "block_count": family.num_layers,
     }
     heads = {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}
-    others = {"feed_forward_length": MLP, "attention.layer_norm_rms_epsilon": config.rms_norm_eps}
-    of_family = {**sizes, **heads, **others, **family.keys}
+    norm = {"attention.layer_norm_rms_epsilon": model.config.rms_norm_eps}
+    of_family = {**sizes, **heads, **norm, "feed_forward_length": MLP, **family.keys}
+    writer = _begun(file, family, of_family, keys or {})
+    for name, numbers in {**family.tensors, **(tensors or {})}.items():
+        writer.add_tensor(name, torch.tensor(numbers).numpy())
+    _add_weights(writer, family, model, kind)
+    return _ended(writer, file)
+
+
+def write_keys(file: Path, family: Family, keys: Mapping[str, Any]) -> Path:
+    """Write a file of keys (without the architecture) and a tokenizer, without weights."""
+    return _ended(_begun(file, family, keys, {}), file)
+
+
+def _begun(
+    file: Path, family: Family, of_family: Mapping[str, Any], keys: Mapping[str, Any]
+) -> Any:
+    writer = GGUFWriter(str(file), family.architecture)
     words = {f"{family.architecture}.{name}": value for name, value in of_family.items()} | dict(
-        keys or {}
+        keys
     )
     if words.get("tokenizer.ggml.model") != "llama":
         add_tokenizer(writer)
@@ -219,9 +234,10 @@ def write_family(
         writer.kv_data[0].pop(name, None)
         if value is not None:
             _adder(writer, value)(name, value)
-    for name, numbers in {**family.tensors, **(tensors or {})}.items():
-        writer.add_tensor(name, torch.tensor(numbers).numpy())
-    _add_weights(writer, family, model, kind)
+    return writer
+
+
+def _ended(writer: Any, file: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -24,9 +24,11 @@ from tests.model.api.loading.gguf_families import (
     HIDDEN,
     ORIGINAL,
     WINDOW,
+    Family,
     family_model,
     llama3,
     write_family,
+    write_keys,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -195,6 +197,72 @@ def test_a_key_that_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(tmp_path, name, keys)
+
+
+SIZES = {
+    "context_length": 512,
+    "embedding_length": 64,
+    "feed_forward_length": 128,
+    "block_count": 2,
+    "attention.head_count": 4,
+}
+KV, ROPE = {"attention.head_count_kv": 2}, {"rope.freq_base": 5000.0}
+NORM, RMS = {"attention.layer_norm_epsilon": 0.5}, {"attention.layer_norm_rms_epsilon": 0.5}
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+STATES = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}
+# Keys that llama.cpp's converter writes for other architectures, and the norm's epsilon in a config.
+CONVERTED: dict[str, tuple[dict[str, Any], str]] = {
+    "bloom": ({**NORM, "attention.head_count_kv": 4}, "layer_norm_epsilon"),
+    "falcon": (
+        {**NORM, "attention.head_count_kv": 1, "tensor_data_layout": "jploski"},
+        "layer_norm_epsilon",
+    ),
+    "gpt2": (NORM, "layer_norm_epsilon"),
+    "mamba": (
+        {**RMS, **STATES, "ssm.time_step_rank": 4, "ssm.dt_b_c_rms": False},
+        "layer_norm_epsilon",
+    ),
+    "minimax-m2": (
+        {**KV, **ROPE, **RMS, **EXPERTS, "expert_gating_func": 2, "rope.dimension_count": 8}
+        | {"attention.key_length": 16, "attention.value_length": 16},
+        "rms_norm_eps",
+    ),
+    "nemotron": (
+        {
+            **KV,
+            **ROPE,
+            **NORM,
+            **RMS,
+            "vocab_size": 8,
+            "rope.dimension_count": 8,
+            "rope.scaling.type": "none",
+        },
+        "norm_eps",
+    ),
+    "stablelm": (
+        {**KV, **NORM, "rope.dimension_count": 4, "use_parallel_residual": True},
+        "layer_norm_eps",
+    ),
+    "starcoder2": ({**KV, **ROPE, **NORM}, "norm_epsilon"),
+    "lfm2": (
+        {**ROPE, **RMS, "attention.head_count_kv": [0, 2], "vocab_size": 8, "shortconv.l_cache": 3},
+        "norm_eps",
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", CONVERTED)
+def test_files_of_other_architectures_are_not_refused(architecture: str, tmp_path: Path) -> None:
+    keys, epsilon = CONVERTED[architecture]
+    family = Family(architecture, "", {}, {})
+    file = write_keys(tmp_path / "tiny.gguf", family, {**SIZES, **keys})
+    config = read(AutoConfig, file)
+    assert getattr(config, epsilon) == 0.5
+    if "rope.freq_base" in keys:
+        assert config.rope_parameters["rope_theta"] == 5000
+    if "rope.dimension_count" in keys:
+        share = keys["rope.dimension_count"] / 16
+        assert config.rope_parameters["partial_rotary_factor"] == share
 
 
 def test_a_key_of_another_architecture_changes_nothing(tmp_path: Path) -> None:
