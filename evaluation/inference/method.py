@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from evaluation.answers.row import Turn
 from evaluation.answers.step_figures import PARTS, NodePlace
@@ -23,7 +24,6 @@ from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import DecodingOptions
 from evaluation.inference.plan import Plan
 from model.api.prompts import ends_text
-from model.api.text_options import TextOptions
 from model.backends.proofs.packing import batch_of
 from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
@@ -34,7 +34,7 @@ from model.engine.batch import Batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
-from model.engine.rules import SamplingRule, TokenRule
+from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
 from model.engine.sequence import Request
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
@@ -195,12 +195,15 @@ class BatchedMethod(MethodAnswerer):
 
 def rule_of(sampling: DecodingOptions, generator: torch.Generator) -> TokenRule | None:
     """Return how each token is chosen; None: it is the likeliest."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    options = TextOptions(**{name: getattr(sampling, name) for name in names})
-    rule = options.rule(generator.device, num_prompt=0, ends=())
-    if isinstance(rule, SamplingRule):
-        rule.generator = generator
-    return rule
+    processors: list[LogitsProcessor] = []
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if not sampling.temperature:
+        return GreedyRule(processors) if processors else None
+    processors += sampling_processors(
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    )
+    return SamplingRule(processors, generator)
 
 
 def turn_of(

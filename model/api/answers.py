@@ -16,10 +16,10 @@ from ..engine.rules import refuse_stateful
 from ..engine.sequence import Request
 from ..machine.timing import progress
 from ..options import integer
-from .output import Text
 from .permits import SequenceQueue
 from .prompts import Prompt
 from .text_options import Limits, TextOptions, Texts, shows
+from .texts import Text
 
 # Token ids of a prompt, or the error that stands for them, and its limit.
 Asked: TypeAlias = tuple[Sequence[int] | Exception, int]

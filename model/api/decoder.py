@@ -37,10 +37,11 @@ from .answers import answers_of, check_prompts
 from .defaults import choice_of, config_of, named_method, option_names
 from .generate_arguments import refuse_foreign, warn_of_settings
 from .loading.models import base_of, check_tokenizer, load
-from .output import GenerateOutput, StreamPiece, Text
+from .output import GenerateOutput, StreamPiece
 from .permits import SequenceQueue
 from .prompts import Prompt
 from .text_options import ManyTexts, OneText, TextOptions, Texts, shows
+from .texts import Text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of Python 3.11

@@ -32,8 +32,9 @@ from ..engine.rules import (
 )
 from ..engine.sequence import Request
 from ..options import integer, number, option, temperature_of
-from .output import Logprobs, Text
+from .output import Logprobs
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
+from .texts import Text
 
 # Most new tokens of every text, or of each.
 Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]

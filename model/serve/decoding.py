@@ -24,7 +24,8 @@ from prometheus_client import (
 )
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.output import FINISH_REASONS, Logprobs, TextStream, TokenLogprob
+from ..api.output import FINISH_REASONS, Logprobs, TokenLogprob
+from ..api.texts import TextStream
 from ..engine.sequence import Request
 from ..engine.step import StepRecord
 from .acceptance import AcceptanceCounts, StepCounts

@@ -151,7 +151,7 @@ def test_turns_draw_with_seeds_of_their_own(model: PreTrainedModel) -> None:
 
 def test_a_tokenizer_without_a_template_gets_lines() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    messages = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "two"}]
     with_template = render(tokenizer, messages)
     tokenizer.chat_template = None
     assert render(tokenizer, messages) == tokenizer("one\ntwo\n").input_ids != with_template

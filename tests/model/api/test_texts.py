@@ -1,6 +1,6 @@
 """Streamed text: pieces never split a character, and joined they are the whole text.
 
-Run: pytest tests/model/api/test_output.py
+Run: pytest tests/model/api/test_texts.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from model.api.output import REPLACEMENT, TextStream
+from model.api.texts import REPLACEMENT, TextStream
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 TEXT = "Naïve café — 日本語のテキスト, 👩‍🚀 and 🏳️‍🌈! Здравствуй, мир. \t x² ≤ √2 …\n\nend 😀😀"
