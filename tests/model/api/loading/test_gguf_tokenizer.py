@@ -117,7 +117,7 @@ def test_gemma_puts_no_space_unless_its_file_says_so(tmp_path: Path) -> None:
         ),
         (
             {"tokenizer.rwkv.world": "x"},
-            r"tokenizer\.rwkv\.world: got x; allowed: a file without it",
+            r"tokenizer\.rwkv\.world: got x; allowed: a file without this key",
         ),
     ],
 )
