@@ -39,9 +39,10 @@ TIME = "1700000000"
 NEEDS_SETUPTOOLS = "packages are built by setuptools 77 or newer; pip install 'setuptools>=77'"
 
 DECODE = f"""
-import sys, torch
+import importlib.resources, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from {PACKAGE} import SpeculativeDecoder, TokenRecycling
+assert importlib.resources.files("{PACKAGE}").joinpath("py.typed").is_file()
 from {PACKAGE}.api.accelerate import recycling
 
 path, prompt, exported = sys.argv[1:]
