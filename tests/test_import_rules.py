@@ -26,6 +26,7 @@ WITH_TRANSFORMERS = {
     *(
         "model.backends.target",
         "model.backends.passes.cache",
+        "model.backends.proofs.snapshot",
         "model.backends.proofs.support",
         "model.engine.rules",
     ),

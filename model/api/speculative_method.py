@@ -137,7 +137,7 @@ class SpeculativeMethod:
                     "learned; make one for each model"
                 )
             try:
-                self.decoder.target.check_unchanged()
+                self.decoder.target.check_model()
             except ValueError:
                 try:
                     self.decoder = made()

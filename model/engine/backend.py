@@ -70,6 +70,8 @@ class Backend(Protocol):
     dtype: torch.dtype
     num_tokens: int  # that the input embedding has
 
+    def check_model(self) -> None: ...  # as it was proved? A sequence begins with it
+
     def context_limit(self) -> int | None: ...
 
     def hidden_states(self, layers: tuple[int, ...]) -> Any: ...

@@ -52,8 +52,9 @@ class Request(NamedTuple):
 
         Raises:
             ValueError: if the prompt is empty, holds a token that the model does not have or leaves no
-                room in the context, or if max_new_tokens < 1.
+                room in the context, or if max_new_tokens < 1; and as `Backend.check_model`.
         """
+        target.check_model()
         limit = integer("max_new_tokens", self.max_new_tokens, least=1)
         length, num_tokens = len(self.prompt_ids), target.num_tokens
         if not length:

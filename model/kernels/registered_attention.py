@@ -26,6 +26,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..machine.own_forwards import is_in_pass
 
@@ -149,7 +150,7 @@ def _one_by_one(
         AttributeError: if the model has made other keys of those of the cache.
     """
     sequences: SequenceRows = key.of_sequences  # type: ignore[attr-defined]
-    attend = AttentionInterface()[name] if name != EAGER else _eager(module)
+    attend = ALL_ATTENTION_FUNCTIONS[name] if name != EAGER else _eager(module)
     outputs, begin = [], 0
     for size, (keys, values) in zip(sequences.sizes, sequences.rows, strict=True):
         end = begin + size

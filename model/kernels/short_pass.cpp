@@ -14,11 +14,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "held_objects.h"
 #include "quantised_weights.h"
 #include "program.h"
 #include "row_operations.h"
@@ -355,6 +357,46 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) 
   return {values, places};
 }
 
+inline uint64_t mixed(uint64_t number) {
+  number *= 0x9E3779B97F4A7C15;
+  return number ^ number >> 32;
+}
+
+// A number that tells the bytes of some memory from others: of blocks of a fixed size, so that it does not depend on
+// threads. Each step can be undone, so that no single change goes unseen.
+int64_t checksum(const at::Tensor& bytes) {
+  constexpr int64_t LANES = 64, BLOCK = 1 << 18, FACTOR = 0x9E3779B1;
+  TORCH_CHECK(bytes.scalar_type() == at::kByte && bytes.is_contiguous(), "checksum: got ", bytes.toString());
+  const int64_t size = bytes.numel(), count = (size + BLOCK - 1) / BLOCK;
+  const uint8_t* all = bytes.const_data_ptr<uint8_t>();
+  std::vector<uint64_t> sums(count);
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const uint8_t* data = all + block * BLOCK;
+      const int64_t length = std::min(BLOCK, size - block * BLOCK), step = LANES * sizeof(uint32_t);
+      std::array<uint32_t, LANES> lanes;
+      lanes.fill(1);
+      const auto add = [&](const uint8_t* from, int64_t number) {
+        std::array<uint32_t, LANES> words{};
+        std::memcpy(words.data(), from, number);
+        for (int64_t i = 0; i < LANES; ++i) {
+          lanes[i] = (lanes[i] ^ words[i]) * static_cast<uint32_t>(FACTOR);
+          lanes[i] ^= lanes[i] >> 15;  // else the highest bits would stay there, and cancel each other
+        }
+      };
+      int64_t at = 0;
+      for (; at + step <= length; at += step) add(data + at, step);
+      add(data + at, length - at);
+      uint64_t sum = length;
+      for (const uint32_t lane : lanes) sum = mixed(sum ^ lane);
+      sums[block] = sum;
+    }
+  });
+  uint64_t sum = size;
+  for (const uint64_t one : sums) sum = mixed(sum ^ one);
+  return static_cast<int64_t>(sum);
+}
+
 // Marks for the two places of a layer where a program hands over to Python: the cache, and the attention.
 std::tuple<at::Tensor, at::Tensor> captured_update(const at::Tensor& keys, const at::Tensor& values) {
   return {keys.clone(), values.clone()};
@@ -379,6 +421,7 @@ TORCH_LIBRARY(token_recycling, library) {
   library.def(
       "attend_with_cache(Tensor query, Tensor keys, Tensor values, Tensor(a!) key_buffer, Tensor(b!) value_buffer, "
       "Tensor mask, float scale, int length) -> Tensor");
+  library.def("checksum(Tensor bytes) -> int");
   library.def("gated(Tensor gate, Tensor rows) -> Tensor");
   library.def("captured_update(Tensor keys, Tensor values) -> (Tensor, Tensor)");
   library.def("captured_attention(Tensor query, Tensor key, Tensor value) -> Tensor");
@@ -405,6 +448,7 @@ TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
   library.impl("rotate", few_rows::rotate);
   library.impl("attend", few_rows::attend);
   library.impl("attend_with_cache", few_rows::attend_with_cache);
+  library.impl("checksum", checksum);
   library.impl("gated", few_rows::gated);
   library.impl("largest", largest);
 }

@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("short_pass.cpp")
 HEADERS = tuple(
     SOURCE.with_name(f"{name}.h")
-    for name in ("short_pass", "quantised_weights", "program", "row_operations", "short_attention")
+    for name in (
+        *("short_pass", "quantised_weights", "program", "row_operations", "short_attention"),
+        "held_objects",
+    )
 )
 # torch's vector classes by the processor's instruction set.
 INSTRUCTIONS = {

@@ -16,10 +16,7 @@ from typing import Any
 import torch
 
 from ...machine.hardware import CapturedGraph, captured_graph
-from ..passes.masks import WINDOWS
-from ..passes.prefix_cache import active_adapters
 from ..passes.static_cache import PassInputs
-from ..proofs.support import OwnCode
 
 # Kernels work in tiles of 8 rows, and each bucket costs a capture; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
@@ -139,27 +136,3 @@ class Passes:
                     logits.shape, dtype=logits.dtype, device=logits.device
                 )
         self.logits[num_padded].copy_(logits)
-
-
-class ModelState:
-    """The addresses of a model's tensors, its windows, its active adapters and its hooks, now.
-
-    Attributes:
-        has_hooks: whether a module has hooks, other than those of `passes.hidden`, or a forward of its own.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.has_hooks = bool(OwnCode.of(model).hooks) or any(
-            "forward" in vars(module) for module in model.modules()
-        )
-        self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
-        config = model.config.get_text_config(decoder=True)
-        # A self-test shortens them.
-        self._windows = [getattr(config, name, None) for name in WINDOWS]
-        self._adapters = active_adapters(model)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether graphs captured in one state are right in the other."""
-        return isinstance(other, ModelState) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]

@@ -39,12 +39,12 @@ from ..passes.static_cache import (
     StaticStorage,
     StaticView,
 )
+from ..proofs.snapshot import ModelSnapshot
 from ..proofs.support import UnsupportedModelError
 from ..target import Preparation, TargetModel
 from .captured import (
     NODE_STEP,
     CaptureFailed,
-    ModelState,
     Passes,
     length_bucket,
     node_bucket,
@@ -78,6 +78,11 @@ class GraphedTarget(TargetModel):
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
+        if self._has_hooks:
+            raise UnsupportedModelError("its modules have hooks, or a forward of their own")
+
+    def find(self) -> None:
+        super().find()
         name = f"model type {self.config.model_type}"
         if self.chain_only:
             raise UnsupportedModelError(
@@ -87,7 +92,7 @@ class GraphedTarget(TargetModel):
             raise UnsupportedModelError(
                 f"{name}: static shapes allow only keys and values, not recurrent states or index keys"
             )
-        devices = {parameter.device for parameter in model.parameters()}
+        devices = {parameter.device for parameter in self.model.parameters()}
         if len(devices) > 1:
             raise UnsupportedModelError(
                 f"{name}: is spread over {len(devices)} devices; static shapes allow one"
@@ -100,9 +105,10 @@ class GraphedTarget(TargetModel):
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # calls prepared at the last warm-up
-        self._state = ModelState(model)
-        if self._state.has_hooks:
-            raise UnsupportedModelError("its modules have hooks, or a forward of their own")
+        # A replay would leave them out.
+        self._has_hooks = bool(self.snapshot.own.hooks) or any(
+            "forward" in vars(module) for module in self.model.modules()
+        )
         # Graphs hold the addresses of the rows of one storage.
         self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
         self._slots: Slots | None = None  # of the last batch
@@ -186,17 +192,16 @@ class GraphedTarget(TargetModel):
             self._slots, self._slots_lent = passes.slots, weakref.ref(passes)
         return passes
 
+    def _use(self, snapshot: ModelSnapshot) -> None:
+        if snapshot.addresses != self.snapshot.addresses:
+            self._passes.clear()  # graphs hold addresses
+        super()._use(snapshot)
+
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
-        """Read the prompt as `TargetModel.prefill`; forgets graphs of a model that has changed since."""
         assert isinstance(cache, GraphCache)
         cache.flush()
-        with self.lock:
-            state = ModelState(self.model)
-        if state != self._state:
-            self._passes.clear()
-            self._state = state
         return super().prefill(prompt_ids, cache, with_logits)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
@@ -362,7 +367,7 @@ class GraphedTarget(TargetModel):
     def replayed(self, storage: Any, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call, replayed if it was captured."""
         # Hooks may do more than launch kernels, and graphs hold the usual ones.
-        if self._state.has_hooks or self.is_in_reference:
+        if self._has_hooks or self.is_in_reference:
             return call()
         with self.lock:
             calls = self.passes_over(storage).calls

@@ -25,12 +25,12 @@ from ...kernels.measured_attention import LayerHeads
 from ...kernels.norms import FusedNorms, fused_norms
 from ...machine.hardware import machine_key, use_huge_pages
 from ...machine.locks import SharedLock
-from ...machine.own_forwards import OwnForwards
+from ...machine.own_forwards import OwnForwards, is_in_pass
 from ..programs.layers import layer_programs
 from ..programs.run import LayerPrograms
 from ..proofs.borders import Borders, context_limit
+from ..proofs.snapshot import ModelSnapshot
 from ..proofs.support import (
-    OwnCode,
     UnsupportedModelError,
     cache_argument,
     forward_parameters,
@@ -48,6 +48,11 @@ from .masks import TreeMasks
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
 
 _LOCKS: WeakKeyDictionary[nn.Module, SharedLock] = WeakKeyDictionary()
+
+# Attributes that do not depend on the model's code.
+_LASTING = frozenset(("model", "_may_use_kernels", "lock", "proof", "_known"))
+# States of a model of which is kept what was found.
+MOST_KNOWN = 4
 
 Value = TypeVar("Value")
 
@@ -103,7 +108,7 @@ class LoadedModel:
             for rounding, so that a known beginning may be kept; the self-test finds out.
         uses_slots: whether sequences of a batch lie in slots (`passes.slot_passes`): on a GPU, and where they
             cannot be packed.
-        code: the model's own code, with which it passed the self-test.
+        snapshot: what the model computed with when this was found of it.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
@@ -120,15 +125,25 @@ class LoadedModel:
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
-        self.use_kernels = use_kernels
+        self._may_use_kernels = use_kernels
         # Serialises our passes of this model, and what looks at its modules or exchanges their functions. Others
         # may run the model meanwhile: what a pass exchanges acts in its thread alone (`OwnForwards`).
         self.lock = lock_of(model)
+        # Proves the target anew when the model's code has changed; None: it was not proved.
+        self.proof: Callable[[Any], object] | None = None
+        # What was found of the model in other states of it, such as with another adapter.
+        self._known: list[dict[str, Any]] = []
+        with self.lock:
+            self.find()
+
+    def find(self) -> None:
+        """Find all that depends on the model's code; the caller holds the lock."""
+        model = self.model
+        self.use_kernels = self._may_use_kernels
         self._swaps: dict[tuple[int, bool, bool, bool], Swap] = {}
         self._are_reference: dict[int, bool] = {}  # by the rows of a chunk
         refuse_unverifiable(model)
-        with self.lock:
-            use_masked_attention(model)
+        use_masked_attention(model)
         self.config = model.config.get_text_config(decoder=True)
         weight = stored(model.get_input_embeddings())
         if weight.is_meta:
@@ -144,30 +159,31 @@ class LoadedModel:
         self.borders = Borders.of(model, self.config)
         self._layout = layout = CacheLayout(model)
         self.wants_positions = layout.wants_positions
-        with self.lock, torch.no_grad():
+        with torch.no_grad():
             layout.probe(self.run)
         self.layer_shapes, self.mixers = layout.shapes, layout.mixers
         self.num_state_bytes, self.vocab_size = layout.num_state_bytes, layout.vocab_size
         self.is_same_in_parts = True
-        with self.lock:
-            self.code = OwnCode.of(model)
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other packages, by name.
         self.measured: dict[str, Any] = {}
         self.uses_slots = self.device.type == "cuda" and self.is_on_one_device
         # Without attention there are no positions.
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
+        self.snapshot = ModelSnapshot(model)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy, whose model has a lock and layers of its own."""
-        return {name: value for name, value in vars(self).items() if name != "lock"} | {
+        own = ("lock", "snapshot", "_known")
+        return {name: value for name, value in vars(self).items() if name not in own} | {
             "_swaps": {},
             "_are_reference": {},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.lock = lock_of(self.model)
+        self.lock, self._known = lock_of(self.model), []
+        self.snapshot = ModelSnapshot(self.model)
 
     @property
     def machine_key(self) -> str:
@@ -192,16 +208,29 @@ class LoadedModel:
         total = num_weights(self.model)
         return num_weights(head) / total if head is not None else 0.0
 
-    def check_unchanged(self) -> None:
-        """Check that the model is still as it was loaded; switch its attention again if it was changed.
+    def check_model(self) -> None:
+        """Check that the model is what was found of it, and proved; if it has changed, find and prove it anew.
+
+        Every text begins with it. It takes some ten microseconds while nothing has changed.
 
         Raises:
             ValueError: if it is in training mode, or was moved, cast or resized, or would compute in
                 another dtype.
+            UnsupportedModelError: if it can no longer verify drafts exactly; also at the next call, until it can.
         """
+        if is_in_pass():
+            raise RuntimeError(
+                "decoder: got a text within a pass of a model, as from a hook; allowed: between passes"
+            )
         refuse_autocast(self.device, self.dtype)
         if self.model.training:
             raise ValueError(IN_TRAINING)
+        with self.lock:
+            if not self.snapshot.is_current():
+                self._follow()
+
+    def _follow(self) -> None:
+        """Make this the target of the model as it is now."""
         weight = stored(self.model.get_input_embeddings())
         now = (self.model.dtype, weight.device, len(weight))
         then = (self.dtype, self.device, self.num_tokens)
@@ -211,8 +240,39 @@ class LoadedModel:
                 f"model: got {got}; allowed: {allowed}, as it was; make a new decoder for a model that was "
                 "moved, cast or resized"
             )
-        with self.lock:
-            use_masked_attention(self.model)
+        use_masked_attention(self.model)
+        snapshot, found = ModelSnapshot(self.model), vars(self)
+        if snapshot.code == self.snapshot.code:
+            self._use(snapshot)
+            return
+        lasting = {name: found[name] for name in _LASTING}
+        known = next((one for one in self._known if one["snapshot"].code == snapshot.code), None)
+        # Apart from this target until all is found and proved: other threads may use it.
+        other = object.__new__(type(self))
+        if known is not None:
+            other.__dict__ = known | lasting
+            other._use(snapshot)
+        else:
+            other.__dict__ = lasting
+            other.find()
+            if other.vocab_size != self.vocab_size:
+                raise ValueError(
+                    f"model: got {other.vocab_size} logits; allowed: {self.vocab_size}, as it had; make a new "
+                    "decoder for a model whose output head was changed"
+                )
+            if self.proof is not None:
+                self.proof(other)
+        states = [found, *(one for one in self._known if one is not known)][:MOST_KNOWN]
+        # Else modules that the model has no more would be kept.
+        other._known = [one for one in states if one["snapshot"].modules == snapshot.modules]
+        for one in other._known:
+            one["_known"] = []
+        self.__dict__ = other.__dict__
+
+    def _use(self, snapshot: ModelSnapshot) -> None:
+        """Go on with what was found, of a model with the same code."""
+        snapshot.code = self.snapshot.code
+        self.snapshot = snapshot
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Return the capture of these hidden states of passes (`Needs.hidden_layers`).
@@ -271,7 +331,7 @@ class LoadedModel:
     def programs(self) -> LayerPrograms:
         """The layers that passes run as programs; captured at the first call."""
         is_for_them = self.linear_kernels and self.attention
-        if not is_for_them or OwnCode.of(self.model).is_on_modules:
+        if not is_for_them or self.snapshot.own.is_on_modules:
             return LayerPrograms({}, self.dtype)
         try:
             _, layers = layers_of(self.model, self.config.num_hidden_layers)
@@ -307,15 +367,9 @@ class LoadedModel:
     def switch_kernels(self, use_kernels: bool) -> None:
         """Use kernels from now on, or none."""
         self.use_kernels = use_kernels
-        for part in ("linear_kernels", "attention", "norms"):
-            self.__dict__.pop(part, None)
-        self.forget_programs()
-
-    def forget_programs(self) -> None:
-        """Capture the layers' programs anew at the next pass, since the model's code has changed."""
         self._swaps.clear()
         self._are_reference.clear()
-        for part in ("programs", "linear_kernels_outside"):
+        for part in ("linear_kernels", "attention", "norms", "programs", "linear_kernels_outside"):
             self.__dict__.pop(part, None)
 
     @property

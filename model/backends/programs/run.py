@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...kernels.attention import FEW_QUERIES
 from ...kernels.linear import is_exact, most_rows
@@ -32,7 +32,7 @@ class Attending:
     def find(self) -> None:
         """Take the attention that is in use now."""
         name = self._config._attn_implementation
-        self.attend: Callable[..., Any] = AttentionInterface()[name]
+        self.attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name]
         self.is_kernel = name == FEW_QUERIES
         self._mask: tuple[torch.Tensor | None, torch.Tensor] = (None, NO_MASK)
 

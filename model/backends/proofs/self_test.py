@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Timer
@@ -29,10 +29,11 @@ from torch import nn
 
 from ...engine.tree import DraftTree, TreeTopology
 from ...machine.hardware import give_back_threads
-from ..passes.prefix_cache import Weights
+from ..passes.weights import Weights
 from ..target import TargetModel
 from .plain_decoding import PlainDecoding, plain_logits, run_plainly, with_short_windows
-from .support import OwnCode, UnsupportedModelError, new_cache
+from .snapshot import ModelSnapshot
+from .support import UnsupportedModelError, new_cache
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +47,11 @@ PREFIX_LENGTH = 11
 PLAIN, STEPWISE = "plain forward passes", "its own generation, token by token,"
 # After this long a line says what is going on: on a busy machine the test of a small model took a minute.
 SLOW_SECONDS = 3.0
-# What was proved of a model, by the settings of the test.
-_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, ...], ProofVerdict]] = (
+# What was proved of a model, by the settings of the test: of its last states, such as with several adapters.
+_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, ...], list[ProofVerdict]]] = (
     weakref.WeakKeyDictionary()
 )
+MOST_VERDICTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +103,21 @@ class LogitComparison:
 
 
 class ProofVerdict(NamedTuple):
-    """The result of a self-test, and the model that was tested; fields without a comment are as of the target."""
+    """The result of a self-test; fields without a comment are as of the target."""
 
-    weights: Weights  # what the model computed with
-    modules: list[tuple[weakref.ref[nn.Module], Any]]  # each with the code of its class
+    code: dict[Hashable, Any]  # of the model that was tested, as `ModelSnapshot`
+    weights: list[int]  # sums of the numbers in its tensors
     error: float  # the largest difference between logits
     chain_reason: str
     is_same_in_parts: bool
     use_kernels: bool
 
-    def is_of(self, weights: Weights, modules: list[tuple[weakref.ref[nn.Module], Any]]) -> bool:
-        """Whether the model still has these weights and this code."""
-        return self.modules == modules and weights.are_those_of(self.weights)
-
 
 def prove(target: TargetModel) -> float:
-    """Self-test a model, unless it passed the same test before and has not changed since.
+    """Self-test a model, unless it passed the same test before, with the same code; and again when that changes.
 
     A model with hooks, with a forward of its own or compiled is tested every time: what it computes
-    cannot be told from its weights and classes.
+    cannot be told from its classes.
 
     Returns:
         The largest difference between logits.
@@ -128,43 +126,28 @@ def prove(target: TargetModel) -> float:
         UnsupportedModelError: as `self_test`.
     """
     model = target.model
-    settings = (target.machine_key, model.config.to_json_string(), str(target.use_kernels))
+    settings = (target.machine_key, str(target.use_kernels))
     with target.lock:
-        weights = Weights(model)
-        modules = [(weakref.ref(module), type(module).forward) for module in model.modules()]
-        known = _VERDICTS.setdefault(model, {})
-        is_plain = all(map(_is_plain, model.modules()))
-        verdict = known.get(settings)
-        if not is_plain or verdict is None or not verdict.is_of(weights, modules):
+        target.proof = prove
+        code, own = target.snapshot.code, target.snapshot.own
+        verdicts = _VERDICTS.setdefault(model, {}).setdefault(settings, [])
+        weights = Weights.of(target)
+        is_plain = not own.is_on_modules and all(map(_is_plain, model.modules()))
+        sums = weights.sums if weights is not None and is_plain else None
+        verdict = next((one for one in verdicts if one.code == code and one.weights == sums), None)
+        if verdict is None:
             error = self_test(target)
-            if is_plain and not weights.code.is_on_modules:
-                known[settings] = ProofVerdict(
-                    weights,
-                    modules,
-                    error,
-                    target.chain_reason,
-                    target.is_same_in_parts,
-                    target.use_kernels,
-                )
+            if sums is not None:
+                found = target.chain_reason, target.is_same_in_parts, target.use_kernels
+                verdict = ProofVerdict(target.snapshot.code, sums, error, *found)
+                verdicts[:] = [verdict, *verdicts[: MOST_VERDICTS - 1]]
             return error
-    target.code = weights.code
     target.is_same_in_parts = verdict.is_same_in_parts
     if target.use_kernels and not verdict.use_kernels:
         target.switch_kernels(False)
     if verdict.chain_reason and not target.chain_reason:
         _use_chains(target, verdict.chain_reason)
     return verdict.error
-
-
-def prove_changes(target: TargetModel) -> None:
-    """Self-test a model again if its hooks, or functions set on it, differ from those that were tested.
-
-    Raises:
-        UnsupportedModelError: as `self_test`; also at the next call, until they are as they were.
-    """
-    with target.lock:
-        if OwnCode.of(target.model) != target.code:
-            prove(target)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -198,14 +181,12 @@ def self_test(
     if limit is not None:
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
     with target.lock, _said_if_slow(kind, say):
-        code = OwnCode.of(target.model)
-        if code != target.code:
-            target.forget_programs()
         tested = with_short_windows(target)
         error = _tested(tested, prefix_length)
         if tested is not target:
             _take_findings(target, tested)
-        target.code = code
+        # Some models keep something of their first passes.
+        target.snapshot = ModelSnapshot(target.model)
     give_back_threads()  # another thread may decode
     return error
 

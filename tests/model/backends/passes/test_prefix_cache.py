@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils import prune
 
 import model.engine.loop
+from model.backends.passes import weights
 from model.backends.passes.prefix_cache import PrefixCache
 from model.backends.target import TargetModel
 from model.engine.loop import generate
@@ -100,8 +101,8 @@ def test_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_at_border"),
-    # All tokens twice, since the text is read again at the border; those that the text before does not have.
-    [("Phi 3, longrope", 45 + 48), ("Llama, dynamic rope", 45 - 20)],
+    # Those that the text before does not have; the first reads the text again at the border.
+    [("Phi 3, longrope", 45 - 20 + 48), ("Llama, dynamic rope", 45 - 20)],
 )
 def test_rows_that_depend_on_the_length_are_not_kept(
     name: str, num_at_border: int, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +121,18 @@ def test_rows_that_depend_on_the_length_are_not_kept(
 
 @pytest.mark.parametrize(
     "change",
-    ["write", "exchange", "exchange twice", "data", "buffer", "hook before", "hook after", "prune"],
+    [
+        "write",
+        "exchange",
+        "exchange twice",
+        "data",
+        "number",
+        "swapped rows",
+        "buffer",
+        "hook before",
+        "hook after",
+        "prune",
+    ],
 )
 def test_changed_weights_make_all_rows_new(change: str) -> None:
     target = TargetModel(known(LLAMA).build())
@@ -134,6 +146,10 @@ def test_changed_weights_make_all_rows_new(change: str) -> None:
             layer.weight = torch.nn.Parameter(-0.9 * layer.weight)
         if change == "data":
             layer.weight.data.mul_(-1)
+        if change == "number":
+            layer.weight.data[3, 5] += 4
+        if change == "swapped rows":
+            layer.weight.data[:] = layer.weight.data.flip(0)
         if change == "buffer":
             target.model.model.rotary_emb.inv_freq.mul_(0.1)
         if change == "hook before":
@@ -146,28 +162,34 @@ def test_changed_weights_make_all_rows_new(change: str) -> None:
     assert answer.token_ids == referee(target, PROMPT, 8)
 
 
-def test_tensors_of_any_kind_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = TargetModel(known(LLAMA).build())
-    reading = Reading(target, monkeypatch)
+@pytest.mark.parametrize("has_sparse", [False, True], ids=["dense", "sparse"])
+def test_tensors_of_any_kind_are_compared(
+    has_sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = known(LLAMA).build()
     for name, tensor in {
         "no_number": torch.tensor([float("nan"), 1.0]),
-        "sparse": torch.eye(3).to_sparse(),
         "one": torch.tensor(3),
         "none": torch.empty(0, 4),
         "complex": torch.ones(2, dtype=torch.complex64),
         "flags": torch.tensor([True, False]),
         "transposed": torch.ones(64, 3).t(),
     }.items():
-        target.model.register_buffer(name, tensor)
+        model.register_buffer(name, tensor)
+    if has_sparse:  # its numbers are not compared, so that nothing is kept
+        model.register_buffer("sparse", torch.eye(3).to_sparse())
+    target = TargetModel(model)
+    reading = Reading(target, monkeypatch)
     drafter, cache = drafter_for("vanilla", target), PrefixCache()
-    for expected in (len(PROMPT) - 1, 0):
+    for expected in (len(PROMPT) - 1, (len(PROMPT) - 1) * has_sparse):
         generate(target, drafter, PROMPT, max_new_tokens=8, prefix_cache=cache)
         assert reading.since() == expected
-    target.model.transposed.data[2, 60:] = 2
+    target.model.transposed.data[2, 60] = 2
     generate(target, drafter, PROMPT, max_new_tokens=8, prefix_cache=cache)
+    assert reading.since() == len(PROMPT) - 1, "one number"
 
 
-def test_weights_whose_writes_are_not_counted_are_taken_for_changed() -> None:
+def test_writes_that_pytorch_does_not_count_are_seen() -> None:
     with torch.inference_mode():
         target = TargetModel(known(LLAMA).build())
     drafter, cache = drafter_for("vanilla", target), PrefixCache()
@@ -228,3 +250,21 @@ def test_without_reading_the_prompt_again_they_would_not(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ReferenceRows, "_reference_token", trusting)
     assert num_differing() > 0, "nothing differs: the test above proves nothing"
+
+
+def test_sums_of_weights_see_every_change_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of other devices, too, which is torch's own functions."""
+    numbers = torch.arange(1.0, 40_001.0)
+    for kernel in (weights.short_pass_kernel, lambda: None):
+        monkeypatch.setattr(weights, "short_pass_kernel", kernel)
+        sums = {weights._sum(numbers.untyped_storage())}
+        for change in (
+            lambda: numbers.mul_(-1),
+            lambda: numbers[7].add_(1),
+            lambda: numbers[-1].add_(1),
+            lambda: numbers.copy_(numbers.flip(0)),
+            lambda: numbers.copy_(numbers.roll(8192)),
+        ):
+            change()
+            sums.add(weights._sum(numbers.untyped_storage()))
+        assert len(sums) == 6

@@ -302,7 +302,7 @@ def test_the_code_of_a_class_that_was_changed_is_tested(
     kind = type(target.model.model.layers[0].mlp)
     prove(target)
     monkeypatch.setattr(kind, "forward", lambda mlp, hidden: mlp.down_proj(mlp.up_proj(hidden)))
-    prove(target)
+    target.check_model()
     assert len(comparisons) == 4
 
 
