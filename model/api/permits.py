@@ -54,9 +54,7 @@ class Permits:
         self._model_lock = model_lock
         self._is_lost = False
         self.holder: SequencePermit | None = None
-        self.thread: threading.Thread | None = (
-            None  # that ran all of the holder's steps, if one did
-        )
+        self.threads: set[threading.Thread] = set()  # that have run steps of the holder
         self.stepper: int | None = None  # the thread that computes a step of the holder
         self.caller: int | None = None  # the thread in which the holder runs the user's code
         self.last_step = 0.0  # when the last one ended, by `time.monotonic`
@@ -69,7 +67,7 @@ class Permits:
         """Forget a sequence of a thread that is not there; one of the thread that forked goes on."""
         self.changed = threading.Condition(threading.RLock())
         self._is_lost = self.stepper not in (None, threading.get_ident())
-        if self.thread is not threading.current_thread():
+        if threading.current_thread() not in self.threads:
             self.holder = self.caller = None
 
     @contextmanager
@@ -91,8 +89,7 @@ class Permits:
 
     def note_step(self, stepper: int | None) -> None:
         """Note that the holder is continued by this thread, or was."""
-        this = threading.current_thread()
-        self.thread = this if self.thread in (None, this) else None
+        self.threads.add(threading.current_thread())
         self.stepper, self.last_step = stepper, time.monotonic()
         self.changed.notify_all()
 
@@ -103,7 +100,7 @@ class Permits:
         """
         this = threading.current_thread()
         is_own = this is threading.main_thread() or _CONTINUED.get() is self.holder
-        return is_own and this is self.thread and self.stepper is None
+        return is_own and self.threads == {this} and self.stepper is None
 
 
 class SequencePermit(Permit):
@@ -186,7 +183,7 @@ class SequencePermit(Permit):
                 if not permits.changed.wait(min(PAUSE, PATIENCE)) and is_idle:
                     # Web servers leave the stream of a client that is gone in a cycle of references.
                     gc.collect()
-            permits.holder, permits.thread = self, None
+            permits.holder, permits.threads = self, set()
             permits.note_step(None)
 
 
