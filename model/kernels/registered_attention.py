@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..machine.own_forwards import is_in_pass
@@ -36,17 +36,21 @@ USUAL = "sdpa"
 SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
 
 
-def register_attention(name: str, function: Callable[..., Any]) -> str:
-    """Register an attention function for passes with transformers; return its name."""
+def register_attention(name: str, function: Callable[..., Any], is_eager: bool = False) -> str:
+    """Register an attention function for passes with transformers; return its name.
 
-    def attention(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        attend = function if is_in_pass() else sdpa_attention_forward
-        result: tuple[torch.Tensor, None] = attend(*arguments, **options)
-        return result
+    Other threads that run the model meanwhile attend by transformers' sdpa, or as the model is eager.
+    """
+
+    def attention(module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        if is_in_pass():
+            return function(module, *arguments, **options)
+        attend = _eager(module) if is_eager else sdpa_attention_forward
+        return attend(module, *arguments, **options)
 
     AttentionInterface.register(name, attention)
     # The mask function too, or passes without our mask would lose their windows.
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, eager_mask if is_eager else sdpa_mask)
     return name
 
 
@@ -126,7 +130,7 @@ def packed_name(name: str) -> str:
     """
     packed = PREFIX + name
     if packed not in AttentionInterface():
-        register_attention(packed, partial(_one_by_one, name))
+        register_attention(packed, partial(_one_by_one, name), name == EAGER)
     return packed
 
 

@@ -5,6 +5,7 @@ Run: pytest tests/model/kernels/test_attention.py
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from model.kernels.attention import (
     grouped_attention,
 )
 from model.kernels.linear import LinearKernels, suitable_layers
+from model.kernels.registered_attention import packed_name
 from model.kernels.short_pass import DTYPES, short_pass_kernel
 from model.machine.own_forwards import attending
 from model.methods import METHODS, drafter_class
@@ -296,3 +298,13 @@ def test_models_that_it_fits_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     assert TargetModel(known(LLAMA).build().double()).attention.name == "sdpa"
     monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
     assert TargetModel(known("Phi").build()).attention.name == "sdpa"
+
+
+def test_beside_a_packed_pass_an_eager_model_attends_as_it_is() -> None:
+    """Another thread runs the model as it is, while the name of a packed pass's attention stands in its config."""
+    model = known("Gemma 2").build()
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([random_ids(24)])
+    expected = model(ids).logits
+    with attending(model.config, packed_name("eager")), ThreadPoolExecutor() as pool:
+        assert torch.equal(pool.submit(lambda: model(ids).logits).result(), expected)
