@@ -200,7 +200,8 @@ def call_patched(scene: Scene, random: Random) -> Callable[[], None]:
     return undo
 
 
-@change("the model's class patched")
+# By a function that does not name its arguments.
+@change("the model's class patched", may_refuse=True)
 def model_class(scene: Scene, random: Random) -> Callable[[], None]:
     kind = type(scene.model)
     own = kind.__dict__.get("forward")
