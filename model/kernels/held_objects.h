@@ -4,7 +4,9 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 extern "C" {
 long PyDict_Size(void* dict);
@@ -22,20 +24,31 @@ namespace held_objects {
 // What an address is followed by, in its lowest bits.
 enum Kind : int64_t { VALUE = 0, DICT = 1, OBJECT = 2, LIST = 3, TENSOR = 4, KINDS = 7 };
 
+// Level by level, so that the processor can fetch what comes next while it compares: nothing of this is in its caches
+// after a pass over the weights.
 struct Check {
+  struct Item {
+    char* found;
+    int64_t kind;
+  };
+  static constexpr size_t AHEAD = 8;
+  static constexpr int KEYS_AT = 32, LINES_OF_KEYS = 6;  // of a dict in CPython; used to fetch alone
+
   const int64_t* recorded;
   void* tensors;  // a list: those that were met
+  std::vector<Item>& queue;
+
+  void push(void* found, int64_t kind) {
+    __builtin_prefetch(found);
+    queue.push_back({static_cast<char*>(found), kind});
+  }
 
   bool value(void* found) {
-    const int64_t expected = *recorded++;
+    const int64_t expected = *recorded++, kind = expected & KINDS;
     if (reinterpret_cast<int64_t>(found) != (expected & ~KINDS)) return false;
-    switch (expected & KINDS) {
-      case DICT: return dict(found);
-      case OBJECT: return object(found);
-      case LIST: return list(found);
-      case TENSOR: return PyList_Append(tensors, found) == 0;
-      default: return true;
-    }
+    if (kind == TENSOR) return PyList_Append(tensors, found) == 0;
+    if (kind != VALUE) push(found, kind);
+    return true;
   }
 
   // A dict by its size, and the entries that were recorded: each by its place, its key and its value. An entry that
@@ -60,16 +73,30 @@ struct Check {
     return true;
   }
 
-  // An object by its class and its attributes.
+  // An object by its class, and then by its attributes.
   bool object(void* found) {
     void* kind = PyObject_Type(found);
     Py_DecRef(kind);
     if (reinterpret_cast<int64_t>(kind) != *recorded++) return false;
     void* attributes = PyObject_GenericGetDict(found, nullptr);
     if (!attributes) return false;
-    const bool is_same = dict(attributes);
-    Py_DecRef(attributes);
-    return is_same;
+    push(attributes, DICT);
+    Py_DecRef(attributes);  // the object keeps it
+    return true;
+  }
+
+  bool all(void* root) {
+    queue.clear();
+    push(root, LIST);
+    for (size_t i = 0; i < queue.size(); ++i) {
+      if (i + AHEAD < queue.size() && queue[i + AHEAD].kind == DICT) {
+        const char* keys = *reinterpret_cast<char**>(queue[i + AHEAD].found + KEYS_AT);
+        for (int line = 0; line < LINES_OF_KEYS; ++line) __builtin_prefetch(keys + 64 * line);
+      }
+      const auto [found, kind] = queue[i];
+      if (!(kind == DICT ? dict(found) : kind == LIST ? list(found) : object(found))) return false;
+    }
+    return true;
   }
 };
 
@@ -85,7 +112,7 @@ extern "C" void token_recycling_places(void* dict, int64_t* places) {
 }
 
 // Whether `root`, a list, holds what was recorded; the tensors that were met are appended to `tensors`.
-extern "C" int token_recycling_holds(
-    void* root, const int64_t* recorded, void* tensors) {
-  return held_objects::Check{recorded, tensors}.list(root);
+extern "C" int token_recycling_holds(void* root, const int64_t* recorded, void* tensors) {
+  static thread_local std::vector<held_objects::Check::Item> queue;
+  return held_objects::Check{recorded, tensors, queue}.all(root);
 }

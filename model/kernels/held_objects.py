@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
@@ -45,7 +45,7 @@ class HeldObjects:
         self._roots = list(roots)
         self._recording = (followed, ignored)
         recorder = _Recorder(followed, ignored, note)
-        recorder.list(self._roots, ())
+        recorder.all(self._roots)
         self._recorded, self._kept = recorder.recorded, recorder.kept
         self._at = self._recorded.buffer_info()[0]
         self._addresses = [_data_ptr(tensor) for tensor in recorder.tensors]
@@ -62,46 +62,37 @@ class HeldObjects:
             is_same = bool(library.token_recycling_holds(self._roots, self._at, tensors))
         else:
             now = _Recorder(*self._recording, lambda path, value: None)
-            now.list(self._roots, ())
+            now.all(self._roots)
             is_same, tensors = now.recorded == self._recorded, now.tensors
         return is_same and [*map(_data_ptr, tensors)] == self._addresses
 
 
 class _Recorder:
+    """Follows the objects level by level, as the compiled comparison does."""
+
     def __init__(self, followed: tuple[type, ...], ignored: Collection[str], note: Any) -> None:
         self.recorded = array("q")
         self.kept: list[Any] = []
         self.tensors: list[torch.Tensor] = []
         self._followed, self._ignored, self._note = followed, ignored, note
         self._seen: set[int] = set()
+        self._next: deque[tuple[Any, tuple[Any, ...]]] = deque()
 
-    def value(self, value: Any, path: tuple[Any, ...]) -> None:
-        at, is_first = id(value), id(value) not in self._seen
-        if type(value) in (dict, OrderedDict, list):
-            if not is_first:  # a circle
-                self.recorded.append(at)
-                return
-            self._seen.add(at)
-            self.recorded.append(at | (LIST if type(value) is list else DICT))
-            (self.list if type(value) is list else self.dict)(value, path)
-            self._seen.discard(at)
-            return
-        self._note(path, value)
-        if isinstance(value, torch.Tensor):
-            self.recorded.append(at | (TENSOR if _has_memory(value) else 0))
-            if _has_memory(value):
-                self.tensors.append(value)
-        elif isinstance(value, self._followed):
-            self.recorded.append(at | (OBJECT if is_first else 0))
-            if is_first:
-                self._seen.add(at)
-                self.recorded.append(id(type(value)))
-                self.dict(vars(value), path)
-        else:
-            self.recorded.append(at)
-            self.kept.append(value)
+    def all(self, roots: Sequence[Any]) -> None:
+        self._next.append((roots, ()))
+        while self._next:
+            found, path = self._next.popleft()
+            if isinstance(found, list):
+                self.recorded.append(len(found))
+                for index, value in enumerate(found):
+                    self._value(value, (*path, index))
+            elif isinstance(found, dict):
+                self._entries(found, path)
+            else:
+                self.recorded.append(id(type(found)))
+                self._next.append((vars(found), path))
 
-    def dict(self, values: dict[Any, Any], path: tuple[Any, ...]) -> None:
+    def _entries(self, values: dict[Any, Any], path: tuple[Any, ...]) -> None:
         # An OrderedDict has an order of its own, which the compiled comparison does not see.
         entries = zip(_places(values), dict.items(values), strict=True)
         kept = [(at, name, value) for at, (name, value) in entries if name not in self._ignored]
@@ -109,12 +100,28 @@ class _Recorder:
         for at, name, value in kept:
             self.recorded.extend((at, id(name)))
             self.kept.append(name)
-            self.value(value, (*path, name))
+            self._value(value, (*path, name))
 
-    def list(self, values: Sequence[Any], path: tuple[Any, ...]) -> None:
-        self.recorded.append(len(values))
-        for index, value in enumerate(values):
-            self.value(value, (*path, index))
+    def _value(self, value: Any, path: tuple[Any, ...]) -> None:
+        at, kind = id(value), 0
+        if type(value) in (dict, OrderedDict, list):
+            kind = LIST if type(value) is list else DICT
+        else:
+            self._note(path, value)
+            if isinstance(value, self._followed):
+                kind = OBJECT
+            elif not isinstance(value, torch.Tensor):
+                self.kept.append(value)
+            elif _has_memory(value):
+                kind = TENSOR
+                self.tensors.append(value)
+        if kind in (DICT, OBJECT, LIST):
+            if at in self._seen:
+                kind = 0
+            else:
+                self._seen.add(at)
+                self._next.append((value, path))
+        self.recorded.append(at | kind)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
