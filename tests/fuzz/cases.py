@@ -68,7 +68,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     },
 }
 # Share of the cases in which the model is changed between calls.
-SHARE_WITH_CHANGES = 0.0
+SHARE_WITH_CHANGES = 0.1
 DOORS = ("generate", "stream", "left", "all", "threads", "accelerate", "callable", "rows")
 
 
