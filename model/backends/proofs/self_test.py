@@ -111,6 +111,7 @@ class ProofVerdict(NamedTuple):
     chain_reason: str
     is_same_in_parts: bool
     use_kernels: bool
+    are_scanned: bool  # by its mixers, if it has some
 
 
 def prove(target: TargetModel) -> float:
@@ -139,10 +140,13 @@ def prove(target: TargetModel) -> float:
             error = self_test(target)
             if sums is not None:
                 found = target.chain_reason, target.is_same_in_parts, target.use_kernels
-                verdict = ProofVerdict(target.snapshot.code, sums, error, *found)
+                are_scanned = bool(target.mixers and target.mixers.are_scanned)
+                verdict = ProofVerdict(target.snapshot.code, sums, error, *found, are_scanned)
                 verdicts[:] = [verdict, *verdicts[: MOST_VERDICTS - 1]]
             return error
     target.is_same_in_parts = verdict.is_same_in_parts
+    if target.mixers:
+        target.mixers.are_scanned = verdict.are_scanned
     if target.use_kernels and not verdict.use_kernels:
         target.switch_kernels(False)
     if verdict.chain_reason and not target.chain_reason:

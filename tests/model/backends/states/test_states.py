@@ -19,7 +19,7 @@ from model.api.accelerate import speculative
 from model.backends.graphs.graphed_target import GraphedTarget
 from model.backends.passes.cache import TreeCache
 from model.backends.passes.prefix_cache import PrefixCache
-from model.backends.proofs.self_test import Probe, compare, self_test
+from model.backends.proofs.self_test import Probe, compare, prove, self_test
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.states import mixers
 from model.backends.states.layers import SequenceStates, tensors_of
@@ -159,6 +159,18 @@ def test_a_wrong_recurrence_is_noticed_and_levels_are_read_instead(
     assert target.mixers.are_scanned
     self_test(target)
     assert not target.mixers.are_scanned and not target.chain_only
+
+
+def test_a_second_target_knows_how_states_are_read() -> None:
+    """Zamba's cannot be read in one call, as the test of the first target finds; it is not made again."""
+    model = known("Zamba").build()
+    for _ in range(2):
+        target = TargetModel(model)
+        prove(target)
+        assert target.mixers and not target.mixers.are_scanned
+        prompt = random_ids(9)
+        found = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=8)
+        assert found.token_ids == referee(target, prompt, 8)
 
 
 def test_a_wrong_column_of_a_convolution_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
