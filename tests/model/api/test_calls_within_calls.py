@@ -168,9 +168,11 @@ class Outer:
             if self.kind == "generate_all":
                 return [one.token_ids for one in decoder.generate_all([PROMPT, OTHER], **words)]
             if self.kind == "as_completed":
-                prompts = iter([PROMPT, OTHER]) if place != "prompts" else user.prompts()
-                found = {}
+                prompts: Any = [PROMPT, OTHER]
                 words["max_new_tokens"] = [NUM_TOKENS, 2 * NUM_TOKENS]
+                if place == "prompts":
+                    prompts, words["max_new_tokens"] = user.prompts(), 2 * NUM_TOKENS
+                found = {}
                 for index, one in decoder.as_completed(prompts, **words):
                     found[index] = one.token_ids[:NUM_TOKENS]
                     if place == "loop":
