@@ -102,16 +102,36 @@ class LogitComparison:
         )
 
 
+class Findings(NamedTuple):
+    """What a self-test finds of a target; fields without a comment are as of the target."""
+
+    chain_reason: str
+    is_same_in_parts: bool
+    use_kernels: bool
+    are_scanned: bool  # the states of its mixers, if it has some
+
+    @classmethod
+    def of(cls, target: TargetModel) -> Findings:
+        are_scanned = bool(target.mixers and target.mixers.are_scanned)
+        return cls(target.chain_reason, target.is_same_in_parts, target.use_kernels, are_scanned)
+
+    def set_on(self, target: TargetModel) -> None:
+        """Set on a target what was found of one like it."""
+        target.chain_reason = target.chain_reason or self.chain_reason
+        target.is_same_in_parts = self.is_same_in_parts
+        if target.mixers:
+            target.mixers.are_scanned = self.are_scanned
+        if target.use_kernels != self.use_kernels:
+            target.switch_kernels(self.use_kernels)
+
+
 class ProofVerdict(NamedTuple):
-    """The result of a self-test; fields without a comment are as of the target."""
+    """The result of a self-test."""
 
     code: dict[Hashable, Any]  # of the model that was tested, as `ModelSnapshot`
     weights: list[int]  # sums of the numbers in its tensors
     error: float  # the largest difference between logits
-    chain_reason: str
-    is_same_in_parts: bool
-    use_kernels: bool
-    are_scanned: bool  # by its mixers, if it has some
+    findings: Findings
 
 
 def prove(target: TargetModel) -> float:
@@ -139,18 +159,12 @@ def prove(target: TargetModel) -> float:
         if verdict is None:
             error = self_test(target)
             if sums is not None:
-                found = target.chain_reason, target.is_same_in_parts, target.use_kernels
-                are_scanned = bool(target.mixers and target.mixers.are_scanned)
-                verdict = ProofVerdict(target.snapshot.code, sums, error, *found, are_scanned)
+                verdict = ProofVerdict(target.snapshot.code, sums, error, Findings.of(target))
                 verdicts[:] = [verdict, *verdicts[: MOST_VERDICTS - 1]]
             return error
-    target.is_same_in_parts = verdict.is_same_in_parts
-    if target.mixers:
-        target.mixers.are_scanned = verdict.are_scanned
-    if target.use_kernels and not verdict.use_kernels:
-        target.switch_kernels(False)
-    if verdict.chain_reason and not target.chain_reason:
-        _use_chains(target, verdict.chain_reason)
+    if verdict.findings.chain_reason and not target.chain_reason:
+        _use_chains(target, verdict.findings.chain_reason)
+    verdict.findings.set_on(target)
     return verdict.error
 
 
@@ -188,7 +202,7 @@ def self_test(
         tested = with_short_windows(target)
         error = _tested(tested, prefix_length)
         if tested is not target:
-            _take_findings(target, tested)
+            Findings.of(tested).set_on(target)
         # Some models keep something of their first passes.
         target.snapshot = ModelSnapshot(target.model)
     give_back_threads()  # another thread may decode
@@ -215,16 +229,6 @@ def _tested(target: TargetModel, prefix_length: int) -> float:
         _use_chains(target, f"a verified tree is not lossless: {tree}")
         return chain.error
     return max(chain.error, tree.error)
-
-
-def _take_findings(target: TargetModel, tested: TargetModel) -> None:
-    """Set on a target what was found of a target like it."""
-    target.is_same_in_parts = tested.is_same_in_parts
-    if target.mixers and tested.mixers:
-        target.mixers.are_scanned = tested.mixers.are_scanned
-    target.chain_reason = target.chain_reason or tested.chain_reason
-    if tested.use_kernels != target.use_kernels:
-        target.switch_kernels(tested.use_kernels)
 
 
 def _why_not_lossless(target: TargetModel, chain: LogitComparison) -> str:
