@@ -41,6 +41,12 @@ def decoder() -> SpeculativeDecoder:
     return SpeculativeDecoder(known("Llama, grouped heads").build(), None, "recycling")
 
 
+@pytest.fixture(autouse=True)
+def _cold(decoder: SpeculativeDecoder) -> None:
+    """Forget what other tests taught: a stream of two steps is open no longer."""
+    decoder.reset()
+
+
 @pytest.fixture(scope="module")
 def expected(decoder: SpeculativeDecoder) -> Callable[[list[int]], list[int]]:
     model = copy.deepcopy(decoder.target.model)
