@@ -46,6 +46,7 @@ def answers_of(
     refuse_stateful(options.logits_processors, "with generate, one prompt at a time")
     if integer("n", n, least=1) > 1 and not options.temperature:
         raise ValueError(f"n: got {n} with greedy decoding; allowed: a temperature above 0, or 1")
+    queue.check_model()  # else its error would be that of a prompt
     texts = Texts(queue.target, tokenizer, options)
 
     def read(index: int, prompt: Prompt, limit: int) -> Asked:
@@ -57,10 +58,6 @@ def answers_of(
         except Exception as error:  # a tokenizer may raise anything
             return named_error(index, error), limit
 
-    def text_of(index: int, prompt_ids: Sequence[int], limit: int) -> Text:
-        queue.check_model()
-        return texts.text(prompt_ids, limit, index)
-
     asked = read_prompts(prompts, max_new_tokens, read, return_exceptions)
     asked = (one for one in asked for _ in range(n))
     if (cancel := options.cancel) is not None:
@@ -68,13 +65,13 @@ def answers_of(
     batch = queue.batch(batch_size, shares_memory)
     total = n * len(prompts) if isinstance(prompts, Sized) else None
     bar = {"total": total, "disable": not show_progress}
-    return _as_completed(batch, asked, text_of, queue.target.device, return_exceptions, **bar)
+    return _as_completed(batch, asked, texts, queue.target.device, return_exceptions, **bar)
 
 
 def _as_completed(
     batch: Batch,
     asked: Iterator[Asked],
-    text_of: Callable[[int, Sequence[int], int], Text],
+    texts: Texts,
     device: torch.device,
     return_exceptions: bool,
     **bar: Any,
@@ -100,7 +97,7 @@ def _as_completed(
             if isinstance(prompt_ids, Exception):
                 yield index, prompt_ids
                 continue
-            under_way[index] = text_of(index, prompt_ids, limit)
+            under_way[index] = texts.text(prompt_ids, limit, index)
             yield index, under_way[index].request
 
     with closing(batch), progress(unit="answer", **bar) as shown:

@@ -212,10 +212,10 @@ class SequenceQueue:
         A method with a cold start uses neither memory nor cache: it must read a prompt to learn from it.
 
         Raises:
-            ValueError: as `Request.checked` and `check_model`. At once.
-            RuntimeError: as `check_model`; at a step, if another sequence has the permit.
+            ValueError: as `Request.checked`. At once.
+            RuntimeError: as `Permits.check_outside`; at a step, if another sequence has the permit.
         """
-        self.check_model()
+        self.permits.check_outside()
         request.checked(self.target)
         return self._permitted(steps_of(self.target, self.drafter, request, self._prefix_cache))
 
@@ -240,7 +240,7 @@ class SequenceQueue:
 
     def steps_of_all(self, requests: Sequence[Request]) -> list[Sequence[StepRecord]]:
         """Decode sequences side by side; return the steps of each. If one fails, the others are given up."""
-        self.check_model()
+        self.permits.check_outside()
         for request in requests:
             request.checked(self.target)
         found: dict[int, Sequence[StepRecord]] = {}

@@ -33,6 +33,9 @@ class HeldObjects:
         followed: classes of objects that are followed.
         ignored: names of attributes, or keys, whose values may change.
         note: called with the path and the value of all that is not a dict, list or ignored.
+
+    Attributes:
+        addresses: where the numbers of the tensors are.
     """
 
     def __init__(
@@ -48,12 +51,7 @@ class HeldObjects:
         recorder.all(self._roots)
         self._recorded, self._kept = recorder.recorded, recorder.kept
         self._at = self._recorded.buffer_info()[0]
-        self._addresses = [_data_ptr(tensor) for tensor in recorder.tensors]
-
-    @property
-    def addresses(self) -> Sequence[int]:
-        """Where the numbers of the tensors are."""
-        return self._addresses
+        self.addresses = [_data_ptr(tensor) for tensor in recorder.tensors]
 
     def are_same(self) -> bool:
         """Whether the roots still hold the same objects, and their tensors the same memory."""
@@ -64,7 +62,7 @@ class HeldObjects:
             now = _Recorder(*self._recording, lambda path, value: None)
             now.all(self._roots)
             is_same, tensors = now.recorded == self._recorded, now.tensors
-        return is_same and [*map(_data_ptr, tensors)] == self._addresses
+        return is_same and [*map(_data_ptr, tensors)] == self.addresses
 
 
 class _Recorder:

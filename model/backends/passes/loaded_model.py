@@ -218,9 +218,9 @@ class LoadedModel:
                 another dtype.
             UnsupportedModelError: if it can no longer verify drafts exactly; also at the next call, until it can.
         """
-        if is_in_pass():
+        if is_in_pass() and self.lock.is_mine:
             raise RuntimeError(
-                "decoder: got a text within a pass of a model, as from a hook; allowed: between passes"
+                "decoder: got a text within a pass of its model, as from a hook; allowed: between passes"
             )
         refuse_autocast(self.device, self.dtype)
         if self.model.training:

@@ -77,7 +77,7 @@ class ModelSnapshot:
         self.code["attention"] = self._attention
 
     @property
-    def addresses(self) -> object:
+    def addresses(self) -> list[int]:
         return self._objects.addresses
 
     def is_current(self) -> bool:
