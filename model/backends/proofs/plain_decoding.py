@@ -24,7 +24,8 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 from ..passes.masks import WINDOWS
 from ..target import TargetModel
-from .support import OwnCode, UnsupportedModelError, new_cache, uncompiled
+from .snapshot import OwnCode
+from .support import UnsupportedModelError, new_cache, uncompiled
 
 # Copies of a sequence that are read side by side, to see how much rounding depends on the number of rows.
 NUM_COPIES = 4

@@ -3,13 +3,19 @@
 Modules, hooks, functions, settings, tensors, the config, the classes and the code of their files. A comparison
 by address takes some ten microseconds (`HeldObjects`). Only when it fails are values compared: an equal number
 that was set again, or a tensor in place of another of its kind, is no other code.
+
+A model may have code that is not of transformers' classes: hooks, and functions from elsewhere (`OwnCode`). Such
+code may treat the last position of a pass in a way of its own, or the steps of generation. A plain pass over
+several tokens says nothing of it then, so such models are proved token by token
+(`model.backends.proofs.plain_decoding`), and again when this code has changed.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from gc import get_referents
 from types import MethodType
 from typing import Any
@@ -23,7 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...kernels.held_objects import HeldObjects
 from .borders import rope_border
-from .support import ATTENTION, OwnCode, is_watching
+from .support import ATTENTION, PREPARE, uncompiled
 
 # Attributes of modules in which their computation does not show: those of PyTorch for training and saving, and what
 # transformers' `generate` and ours keep on a model.
@@ -48,6 +54,85 @@ BASES = (object, nn.Module, PreTrainedModel)
 OF_ROTARY = ("inv_freq", "original_inv_freq", "max_seq_len_cached", "long_inv_freq")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+# Its hooks only watch.
+HIDDEN = __name__.replace("proofs.snapshot", "passes.hidden")
+FORWARD = "forward"
+OF_TRANSFORMERS = (
+    "transformers."  # not "transformers_modules.", where code of checkpoints is loaded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """A model's own code at one time."""
+
+    # PyTorch's numbers, which it gives once; those of all modules among them.
+    hooks: tuple[int, ...]
+    functions: tuple[Any, ...]  # that were set on single modules
+    is_of_class: bool  # whether the model's class, or a base of it, brings some from elsewhere
+
+    @classmethod
+    def of(cls, model: nn.Module) -> OwnCode:
+        """Return the code of a model now; the caller holds the lock of its passes, whose hooks do not count."""
+        hooks = [
+            *torch_module._global_forward_hooks,
+            *torch_module._global_forward_pre_hooks,
+        ]
+        functions = []
+        for module in model.modules():
+            own = module.__dict__
+            if module._forward_hooks or module._forward_pre_hooks:
+                hooks += _hooks_of(module)
+            if FORWARD in own and not _moves_weights(module):
+                functions.append(own[FORWARD])
+        model = uncompiled(model)
+        functions += [model.__dict__[PREPARE]] if PREPARE in model.__dict__ else []
+        is_of_class = any(_is_from_elsewhere(type(model), name) for name in (FORWARD, PREPARE))
+        return cls(tuple(hooks), tuple(functions), is_of_class)
+
+    @property
+    def is_on_modules(self) -> bool:
+        """Whether anything was set on single modules, or hooked into all of them."""
+        return bool(self.hooks or self.functions)
+
+    def __bool__(self) -> bool:
+        """Whether there is any code from outside transformers, as far as can be seen."""
+        return self.is_on_modules or self.is_of_class
+
+
+def _hooks_of(module: nn.Module) -> Iterator[int]:
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for number, hook in [*hooks.items()]:  # other threads may add some meanwhile
+            if not is_watching(hook):
+                yield number
+
+
+def is_watching(hook: Any) -> bool:
+    """Whether a hook is one by which transformers or `passes.hidden` only watch."""
+    name = str(getattr(hook, "__module__", None))
+    return name.startswith(OF_TRANSFORMERS) or name == HIDDEN
+
+
+def _moves_weights(module: nn.Module) -> bool:
+    """Whether a module's forward is accelerate's around that of its class."""
+    hook = module.__dict__.get("_hf_hook")
+    parts = getattr(hook, "hooks", (hook,))
+    within = getattr(module.__dict__.get("_old_forward"), "__func__", None)
+    return within is type(module).forward and all(
+        type(part).__module__.startswith("accelerate.") for part in parts
+    )
+
+
+def _is_from_elsewhere(kind: type, name: str) -> bool:
+    """Whether the function of this name that instances of a class use is from outside transformers."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            function: Callable[..., Any] = vars(base)[name]
+            modules = (base.__module__, str(getattr(function, "__module__", None)))
+            return not all(one.startswith(OF_TRANSFORMERS) for one in modules)
+    return False
 
 
 class ModelSnapshot:

@@ -1,26 +1,19 @@
-"""Model support and a model's own code, as its config and classes tell them before anything runs.
+"""Model support, as a model's config and classes tell it before anything runs.
 
 The config gives a readable reason; `model.backends.proofs.self_test` is the proof. A model whose cache holds
 anything but rows of attention and states (`model.backends.states`) is refused. A model whose positions or windows
 follow the key index instead of `position_ids` verifies chains only.
-
-A model may have code that is not of transformers' classes: hooks, and functions from elsewhere (`OwnCode`). Such
-code may treat the last position of a pass in a way of its own, or the steps of generation. A plain pass over
-several tokens says nothing of it then, so such models are proved token by token
-(`model.backends.proofs.plain_decoding`), and again when this code has changed.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..passes.masks import WITH_MASK
@@ -44,11 +37,17 @@ CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
 # The attention implementations that take a 4-D float mask. flex_attention aborts the process on
 # one, flash attention takes none.
 ATTENTION = ("sdpa", "eager")
+PREPARE = "prepare_inputs_for_generation"
 NO_HIDDEN = "use a method that reads no hidden states"
 
 
 class UnsupportedModelError(ValueError):
     """The model cannot be verified exactly; the message says why in one line."""
+
+
+def uncompiled(model: Any) -> Any:
+    """Return the model that a compiled one wraps, or the model itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
@@ -211,87 +210,3 @@ def eos_ids_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     listed = found if isinstance(found, Sequence) else [found]
     of_tokenizer = getattr(tokenizer, "eos_token_id", None)
     return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
-
-
-# Its hooks only watch.
-HIDDEN = __name__.replace("proofs.support", "passes.hidden")
-FORWARD, PREPARE = "forward", "prepare_inputs_for_generation"
-OF_TRANSFORMERS = (
-    "transformers."  # not "transformers_modules.", where code of checkpoints is loaded
-)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCode:
-    """A model's own code at one time."""
-
-    # PyTorch's numbers, which it gives once; those of all modules among them.
-    hooks: tuple[int, ...]
-    functions: tuple[Any, ...]  # that were set on single modules
-    is_of_class: bool  # whether the model's class, or a base of it, brings some from elsewhere
-
-    @classmethod
-    def of(cls, model: nn.Module) -> OwnCode:
-        """Return the code of a model now; the caller holds the lock of its passes, whose hooks do not count."""
-        hooks = [
-            *torch_module._global_forward_hooks,
-            *torch_module._global_forward_pre_hooks,
-        ]
-        functions = []
-        for module in model.modules():
-            own = module.__dict__
-            if module._forward_hooks or module._forward_pre_hooks:
-                hooks += _hooks_of(module)
-            if FORWARD in own and not _moves_weights(module):
-                functions.append(own[FORWARD])
-        model = uncompiled(model)
-        functions += [model.__dict__[PREPARE]] if PREPARE in model.__dict__ else []
-        is_of_class = any(_is_from_elsewhere(type(model), name) for name in (FORWARD, PREPARE))
-        return cls(tuple(hooks), tuple(functions), is_of_class)
-
-    @property
-    def is_on_modules(self) -> bool:
-        """Whether anything was set on single modules, or hooked into all of them."""
-        return bool(self.hooks or self.functions)
-
-    def __bool__(self) -> bool:
-        """Whether there is any code from outside transformers, as far as can be seen."""
-        return self.is_on_modules or self.is_of_class
-
-
-def uncompiled(model: Any) -> Any:
-    """Return the model that a compiled one wraps, or the model itself."""
-    return getattr(model, "_orig_mod", model)
-
-
-def _hooks_of(module: nn.Module) -> Iterator[int]:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for number, hook in [*hooks.items()]:  # other threads may add some meanwhile
-            if not is_watching(hook):
-                yield number
-
-
-def is_watching(hook: Any) -> bool:
-    """Whether a hook is one by which transformers or `passes.hidden` only watch."""
-    name = str(getattr(hook, "__module__", None))
-    return name.startswith(OF_TRANSFORMERS) or name == HIDDEN
-
-
-def _moves_weights(module: nn.Module) -> bool:
-    """Whether a module's forward is accelerate's around that of its class."""
-    hook = module.__dict__.get("_hf_hook")
-    parts = getattr(hook, "hooks", (hook,))
-    within = getattr(module.__dict__.get("_old_forward"), "__func__", None)
-    return within is type(module).forward and all(
-        type(part).__module__.startswith("accelerate.") for part in parts
-    )
-
-
-def _is_from_elsewhere(kind: type, name: str) -> bool:
-    """Whether the function of this name that instances of a class use is from outside transformers."""
-    for base in kind.__mro__:
-        if name in vars(base):
-            function: Callable[..., Any] = vars(base)[name]
-            modules = (base.__module__, str(getattr(function, "__module__", None)))
-            return not all(one.startswith(OF_TRANSFORMERS) for one in modules)
-    return False

@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 from model import SpeculativeDecoder
 from model.api.accelerate import recycling
 from model.backends.proofs import self_test as module
-from model.backends.proofs.support import OwnCode, UnsupportedModelError
+from model.backends.proofs.snapshot import OwnCode
+from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 
 PROMPT = [5, 17, 2, 31, 9]
