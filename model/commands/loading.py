@@ -26,9 +26,8 @@ from ..api.loading.weights import (
     read_weights,
 )
 from ..backends.graphs.graphed_target import graphed
-from ..backends.proofs.borders import context_limit
 from ..backends.proofs.self_test import self_test
-from ..backends.proofs.support import UnsupportedModelError
+from ..backends.proofs.support import UnsupportedModelError, context_limit
 from ..backends.target import TargetModel
 from ..budget import memory as saved
 from ..engine.drafter import Drafter

@@ -27,7 +27,7 @@ from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.plan import Asked, OtherProgram, Participant, Plan, check_asked
 from evaluation.inference.run import answerer_of
 from evaluation.reporting.tables import markdown_table
-from model.backends.proofs.borders import context_limit
+from model.backends.proofs.support import context_limit
 from model.commands.command_line import (
     OptionParser,
     UserError,

@@ -28,11 +28,12 @@ from ...machine.locks import SharedLock
 from ...machine.own_forwards import OwnForwards, is_in_pass
 from ..programs.layers import layer_programs
 from ..programs.run import LayerPrograms
-from ..proofs.borders import Borders, context_limit
 from ..proofs.snapshot import ModelSnapshot
 from ..proofs.support import (
+    Borders,
     UnsupportedModelError,
     cache_argument,
+    context_limit,
     forward_parameters,
     layers_of,
     refuse_autocast,

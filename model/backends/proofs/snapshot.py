@@ -28,8 +28,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...kernels.held_objects import HeldObjects
-from .borders import rope_border
-from .support import ATTENTION, PREPARE, uncompiled
+from .support import ATTENTION, PREPARE, rope_border, uncompiled
 
 # Attributes of modules in which their computation does not show: those of PyTorch for training and saving, and what
 # transformers' `generate` and ours keep on a model.
