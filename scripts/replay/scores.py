@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, takewhile
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
 from evaluation.inference.command import participant_of
-from model.backends.target import TargetModel
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
 from model.commands.loading import make_drafter
@@ -133,7 +132,7 @@ def replay(target: ReplayTarget, drafter: Drafter, turn: RecordedTurn) -> Genera
     source = target.recording.source
     try:
         return generate(
-            cast(TargetModel, target),  # it has all that the loop uses
+            target,
             drafter,
             turn.prompt_ids,
             max_new_tokens=source.max_new_tokens,

@@ -80,6 +80,22 @@ class ReplayTarget(PassShapes):
         self.reads_rejected = True
         self._target = target
 
+    def check_model(self) -> None:
+        """Check the real model, if there is one; a recording does not change."""
+        if self._target is not None:
+            self._target.check_model()
+
+    @property
+    def head_share(self) -> float:
+        """The real model's; 0 without one, where logits that were recorded cost nothing."""
+        return self._target.head_share if self._target is not None else 0.0
+
+    def hidden_states(self, layers: tuple[int, ...]) -> Any:
+        """Raise ValueError: hidden states are not recorded."""
+        raise ValueError(
+            f"replay: got a method that reads hidden states of layers {layers}; allowed: logits"
+        )
+
     def context_limit(self) -> int | None:
         assert self.turn is not None
         return self.turn.context
