@@ -138,6 +138,12 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
             f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
             f"{', '.join(allowed)}"
         )
+    for place, module in model.named_modules():
+        # Shown by a prompt without a mask alone, as of one shorter than a window.
+        if hasattr(module, "layer_idx") and getattr(module, "is_causal", True) is False:
+            raise UnsupportedModelError(
+                f"{name}: the attention of {place} sees later tokens; allowed: is_causal True"
+            )
     for layer in getattr(new_cache(model), "layers", ()):
         if (kind := type(layer).__name__) not in CACHE_LAYERS:
             raise UnsupportedModelError(

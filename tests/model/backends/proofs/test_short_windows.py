@@ -15,6 +15,7 @@ import torch
 from model.backends.proofs import self_test as module
 from model.backends.proofs.plain_decoding import SHORT_WINDOW, structural_copy, with_short_windows
 from model.backends.proofs.self_test import self_test
+from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 from tests.model.api.test_threads import beside, plain
 from tests.model.decoded import random_ids
@@ -75,6 +76,21 @@ def test_the_copy_has_the_tensors_and_a_config_of_its_own() -> None:
     assert new[1].mlp.forward.args == (new[1].mlp,)
     self_test(target)
     assert not target.chain_only
+
+
+def test_a_model_that_sees_later_tokens_within_its_window_is_refused() -> None:
+    options = {"sliding_window": 8, "initializer_range": 0.3, "pad_token_id": 0}
+    model = Family("short windows", "Phi3Config", options).build()
+    attention = model.model.layers[0].self_attn
+    target, prompt = TargetModel(model), random_ids(7)
+    expected = plain(model, prompt)
+    attention.is_causal = False
+    assert plain(model, prompt) != expected, "a prompt within the window does not show it"
+    for check in (target.check_model, lambda: TargetModel(model)):
+        with pytest.raises(UnsupportedModelError, match="attention of model.layers.0.self_attn"):
+            check()
+    attention.is_causal = True
+    target.check_model()
 
 
 def test_functions_that_use_the_original_leave_the_windows_as_they_are() -> None:
