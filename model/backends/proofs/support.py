@@ -138,7 +138,7 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
             f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
             f"{', '.join(allowed)}"
         )
-    for place, module in model.named_modules():
+    for place, module in uncompiled(model).get_decoder().named_modules():
         # Shown by a prompt without a mask alone, as of one shorter than a window.
         if hasattr(module, "layer_idx") and getattr(module, "is_causal", True) is False:
             raise UnsupportedModelError(

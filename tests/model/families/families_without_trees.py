@@ -83,7 +83,7 @@ REFUSED = [
         "BertConfig",
         {"is_decoder": False},
         "refused",
-        "chain is not lossless",
+        "sees later tokens|chain is not lossless",
         note="sees the text after a token",
     ),
     Family(
@@ -91,7 +91,7 @@ REFUSED = [
         "RobertaConfig",
         {"is_decoder": False},
         "refused",
-        "chain is not lossless",
+        "sees later tokens|chain is not lossless",
         note="sees the text after a token",
     ),
 ]
