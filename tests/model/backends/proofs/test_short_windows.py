@@ -87,7 +87,7 @@ def test_a_model_that_sees_later_tokens_within_its_window_is_refused() -> None:
     attention.is_causal = False
     assert plain(model, prompt) != expected, "a prompt within the window does not show it"
     for check in (target.check_model, lambda: TargetModel(model)):
-        with pytest.raises(UnsupportedModelError, match="attention of layers.0.self_attn"):
+        with pytest.raises(UnsupportedModelError, match=r"attention of layers\.0\.self_attn"):
             check()
     attention.is_causal = True
     target.check_model()
