@@ -5,6 +5,12 @@
 
 IMPORTS="torch, transformers, fastchat, numpy, pandas, scipy, safetensors, shortuuid, pydantic, tqdm, matplotlib, jinja2, gguf, accelerate, sentencepiece, google.protobuf"
 
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+    # Every process would compile torch and transformers anew, more than half of its start. No file beside a source.
+    unset PYTHONDONTWRITEBYTECODE
+    export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$PWD/.venv/pycache}"
+fi
+
 has_imports() {
     "$1" -c "import importlib.util as i, sys; sys.exit(any(i.find_spec(n.strip()) is None for n in sys.argv[1].split(',')))" \
         "$2" >/dev/null 2>&1
