@@ -39,6 +39,7 @@ from evaluation.scoring.figures import (
     measure_runs,
 )
 from evaluation.scoring.intervals import TOO_FEW, prefill_gap, prefill_warnings
+from evaluation.scoring.ledger import broken_identities, too_fast
 from evaluation.scoring.per_question import (
     Tokenizer,
     question_frame,
@@ -127,9 +128,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = measure_runs(runs, pairs[0])
     equality = equality_of_files((files[path], files[base]) for path, base in pairs)
     if equality.is_broken:
-        broken = f"not lossless: {equality} questions have other answers than the baseline's"
-        warnings.append(broken)
-        print(f"WARNING: {broken}; python -m evaluation.equal shows them", file=sys.stderr)
+        lossy = f"not lossless: {equality} questions have other answers than the baseline's"
+        warnings.append(lossy)
+        print(f"WARNING: {lossy}; python -m evaluation.equal shows them", file=sys.stderr)
+    compared = [(files[path], files[base]) for path, base in pairs]
+    broken = [fast.text(*pairs[0]) for fast in too_fast(compared, figures)]
+    broken += [f"No honest run has this: {line}" for line in broken_identities(compared, figures)]
+    for text in broken:
+        print(f"WARNING: {text}", file=sys.stderr)
     notes = [*unequal, *filter(None, _notes(pairs, runs, figures.of_runs))]
     if not figures.interval(OVERALL, "exact_speedup").is_known:
         notes.append(f"Intervals: {TOO_FEW}")
@@ -139,7 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     drafting = _drafting_report([row for path, _ in pairs for row in files[path].rows])
     if options.drafting:
         parts.append(_drafting_text(drafting))
-    print("\n\n".join([_equality_text(equality), *parts, *(["\n".join(notes)] if notes else [])]))
+    print(
+        "\n\n".join(
+            [*broken, _equality_text(equality), *parts, *(["\n".join(notes)] if notes else [])]
+        )
+    )
     report = {
         "file_path": options.file_path,
         "base_path": options.base_path,
@@ -151,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "other_answers": equality.num_differing if equality.num_compared else None,
         "is_lossless": None if not equality.num_compared else not equality.is_broken,
         "notes": notes,
-        "warnings": [*warnings, *unequal],
+        "warnings": [*warnings, *unequal, *broken],
     }
     print(json_line(report))
     return 0

@@ -9,6 +9,7 @@ only listed, it keeps the row out of the exact figures, or out of all.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +20,10 @@ from evaluation.answers.record import RunRecord
 from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
 from model.commands.command_line import UserError
 
+# Another machine's clock may be ahead of ours by this many seconds.
+CLOCKS_APART = 3600.0
+# Of times that are sums of others.
+ROUNDING = 1e-6
 # What every figure needs.
 COUNTERS = ("new_tokens", "wall_time")
 
@@ -28,6 +33,7 @@ class Effect(Enum):
 
     LISTED = "used all the same"
     UNSOUND = "left out of exact figures"
+    BROKEN = "left out of exact figures; no honest run has it"
     UNUSABLE = "left out of all figures"
 
 
@@ -101,12 +107,16 @@ def row_flaws(
     `counts_texts` says that a tokenizer counts the tokens of texts, which their writer need not have done.
     """
     last_of = {row.question_id: place for place, row in enumerate(rows)}
+    now = time.time()
     found = []
     previous: tuple[float, float] | None = None
     for place, row in enumerate(rows):
         flaws = []
         if last_of[row.question_id] != place:
-            flaws.append(Flaw("is answered again further down", Effect.UNSOUND))
+            flaws.append(Flaw("is answered again further down", Effect.BROKEN))
+        written = row.values.get("tstamp")
+        if isinstance(written, int | float) and written > now + CLOCKS_APART:
+            flaws.append(Flaw("was written in the future", Effect.BROKEN))
         if row.is_failed:
             flaws.append(Flaw(f"failed: {row.error or 'no answer'}", Effect.UNUSABLE))
         else:
@@ -145,7 +155,9 @@ def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
             yield Flaw(f"turn {turn} is {ERROR_TEXT!r}: it raised an error", Effect.UNSOUND)
     for turn, seconds in enumerate(choice.share_time or choice.wall_time):
         if seconds <= 0:
-            yield Flaw(f"turn {turn} took {seconds} s", Effect.UNSOUND)
+            yield Flaw(f"turn {turn} took {seconds} s", Effect.UNUSABLE)
+    yield from _time_flaws(choice)
+    yield from _step_flaws(choice)
     for turn, count in enumerate(choice.new_tokens):
         if count < 0:
             yield Flaw(f"turn {turn} has {count} new tokens", Effect.UNSOUND)
@@ -157,6 +169,26 @@ def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
                 f"turn {turn} has {count} new tokens, {over}; exact figures count {limit}",
                 Effect.LISTED,
             )
+
+
+def _time_flaws(choice: Choice) -> Iterator[Flaw]:
+    """Turns that took less time than their parts."""
+    parts = zip(
+        choice.share_time or choice.wall_time, choice.prefill_time, choice.decode_time, strict=False
+    )
+    for turn, (seconds, prefill, decoding) in enumerate(parts):
+        if min(prefill, decoding) < 0 or prefill + decoding > seconds * (1 + ROUNDING):
+            what = f"turn {turn} took {seconds} s, but its prompt {prefill} s and decoding {decoding} s"
+            yield Flaw(what, Effect.BROKEN)
+
+
+def _step_flaws(choice: Choice) -> Iterator[Flaw]:
+    """Turns of more steps than tokens, or of none; some writers count the prompt's own pass."""
+    for turn, (steps, tokens) in enumerate(
+        zip(choice.decoding_steps, choice.new_tokens, strict=False)
+    ):
+        if tokens > 0 and not 1 <= steps <= tokens + 1:
+            yield Flaw(f"turn {turn} has {tokens} new tokens in {steps} steps", Effect.BROKEN)
 
 
 def _sum_flaws(choice: Choice) -> Iterator[Flaw]:

@@ -130,9 +130,9 @@ class AnswerLog:
         )
 
     def finish(self) -> None:
-        """Write the end time, unless the rows found are those of a finished run, and close the file."""
+        """Write end time and number of rows, unless those found are a finished run's, and close the file."""
         if not self.is_finished:
-            self._meta["end_time"] = time.time()
+            self._meta |= {"end_time": time.time(), "num_rows": self.num_rows}
             self._write_meta()
         self.close()
 

@@ -129,6 +129,7 @@ def _merged_record(shards: Sequence[Shard]) -> RunRecord:
         "shard": None,
         "start_time": min(meta["start_time"] for meta in metas),
         "end_time": max(meta["end_time"] for meta in metas),
+        "num_rows": sum(len(shard.rows) for shard in shards),
         "merged_from": [
             {key: meta.get(key) for key in ("shard", "argv", "git_commit", "versions")}
             for meta in metas

@@ -118,7 +118,7 @@ CONDITIONS: tuple[Condition, ...] = (
 CIRCUMSTANCES = frozenset(
     (
         *("start_time", "end_time", "git_commit", "versions", "argv", "kernel_names", "resumed"),
-        *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes"),
+        *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes", "num_rows"),
     )
 )
 

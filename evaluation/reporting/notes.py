@@ -16,7 +16,7 @@ from evaluation.reporting.titles import (
     shared_options,
     short_titles,
 )
-from evaluation.scoring.figures import EXACT_SPEEDUPS, OVERALL
+from evaluation.scoring.figures import OVERALL
 from evaluation.scoring.groups import Group
 from evaluation.scoring.intervals import (
     LARGEST_FLOOR_RATIO,
@@ -65,15 +65,10 @@ def _group_alarms(group: Group) -> Iterator[str]:
                 f"Not lossless: {title} has other answers than {base} to {row.equality} questions; its speed-up is "
                 "that of another text (python -m evaluation.equal shows where they differ)"
             )
-        if group.is_impossible(row):
-            mat = row.figures.figure(OVERALL, "exact_mean_accepted_tokens")
-            speedups = (row.figures.figure(OVERALL, name) for name in EXACT_SPEEDUPS)
-            largest = max(value for value in speedups if not math.isnan(value))
-            yield (
-                f"Impossible: {title} is {largest:.2f}x as fast as {base} with {mat:.2f} mean "
-                "accepted tokens; a step that verifies a draft takes at least as long as a plain one: the two "
-                "were not measured under the same conditions"
-            )
+        if not row.equality.is_broken:
+            yield from (fast.text(title, base) for fast in row.too_fast)
+    for line in dict.fromkeys(line for row in group.measured for line in row.broken):
+        yield f"No honest run has this: {line}"
     floor = group.floor_interval("exact_speedup")
     if is_unsteady(floor):
         yield (
@@ -150,6 +145,7 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         SpeedVerdict.ALIKE: f"Not told apart from {base}",
         SpeedVerdict.NOT_LOSSLESS: f"Not lossless: other answers than {base}'s",
         SpeedVerdict.IMPOSSIBLE: "No verdict, since the speed-up is larger than acceptance allows",
+        SpeedVerdict.BROKEN: "No verdict, since the figures contradict each other",
         SpeedVerdict.UNSTEADY: "No verdict, since the machine was too unsteady",
         SpeedVerdict.TOO_FEW: f"No verdict ({TOO_FEW})",
     }

@@ -29,9 +29,11 @@ from evaluation.scoring.groups import (
     Entry,
     Group,
     Measured,
+    TooFast,
     condition_names,
 )
 from evaluation.scoring.intervals import CONFIDENCE, PrefillGap, prefill_gap
+from evaluation.scoring.ledger import broken_identities, too_fast
 from evaluation.scoring.per_question import uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
 
@@ -146,15 +148,16 @@ def _measured_group(
     entries = [entry for entry in found if not entry.files[0].is_noise_floor]
     _tell_apart(entries)
     baseline = _find_baseline(conditions, entries, base)
+    floor = _measure_floor(floors, entries, conditions[-1]) if floors else None
+    noise = floor.figures if floor else None
     rows = []
     for entry in entries:
         try:
-            rows.append(_measure(entry, baseline, conditions[-1]))
+            rows.append(_measure(entry, baseline, conditions[-1], noise=noise))
         except UserError as error:
             if entry is baseline:
                 raise
             reasons.append(str(error))
-    floor = _measure_floor(floors, entries, conditions[-1]) if floors else None
     return Group(conditions, sorted(rows, key=partial(_rank, "speedup")), baseline, floor)
 
 
@@ -225,9 +228,18 @@ def _is_method(entry: Entry, name: str) -> bool:
 
 
 def _measure(
-    entry: Entry, baseline: Entry, group_bench: str, confidence: float = CONFIDENCE
+    entry: Entry,
+    baseline: Entry,
+    group_bench: str,
+    confidence: float = CONFIDENCE,
+    noise: RunFigures | None = None,
 ) -> Measured:
-    """Measure an entry against its baseline; MBPP beside Spec-Bench gives its code figures alone."""
+    """Measure an entry against its baseline; MBPP beside Spec-Bench gives its code figures alone.
+
+    `noise` are the figures of a second run of the baseline over the first.
+    """
+    broken: list[str] = []
+    fast: list[TooFast] = []
     parts: list[RunFigures] = []
     notes: list[str] = []
     gaps: list[PrefillGap] = []
@@ -240,6 +252,8 @@ def _measure(
             [(file.frame, base.frame) for file, base in pairs], names, confidence
         )
         parts.append(figures if bench == group_bench else figures.only(CODE))
+        broken += broken_identities(pairs, figures)
+        fast += too_fast(pairs, figures, noise)
         for (file, base), run in zip(pairs, figures.of_runs, strict=True):
             name, frame = str(file.path), file.frame
             found = [left_out_text(run, (name, str(base.path)))]
@@ -251,7 +265,8 @@ def _measure(
             if gap := prefill_gap(file.rows, base.rows, (file.path.name, base.path.name)):
                 gaps.append(gap)
         answers += pairs if entry is not baseline else []
-    return Measured(entry, RunFigures.joined(parts), equality_of_files(answers), notes, gaps)
+    joined, equality = RunFigures.joined(parts), equality_of_files(answers)
+    return Measured(entry, joined, equality, notes, gaps, broken, fast)
 
 
 def neighbours(group: Group) -> Iterator[tuple[Measured, Entry]]:

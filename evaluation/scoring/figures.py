@@ -134,7 +134,7 @@ def measure_runs(
     values = tables[[*FIGURES, *EXACT_FIGURES]]
     mean = pd.concat((fewest, most, values.mean()), axis=1)[list(figures[0].columns)]
     intervals = pd.DataFrame(
-        {task: _intervals(part, confidence) for task, part in _by_task(pd.concat(paired)).items()},
+        {task: _intervals(part, confidence) for task, part in by_task(pd.concat(paired)).items()},
         index=list(INTERVALS),
     ).T
     deviation = values.std(ddof=1).loc[order]
@@ -154,9 +154,9 @@ def _run_figures(
         it; the mean accepted tokens at which that speed-up would be 1; CPU milliseconds of the
         process for a token, and their ratio to the baseline's.
     """
-    exact = {task: _exact_figures(part) for task, part in _by_task(pairs).items()}
+    exact = {task: _exact_figures(part) for task, part in by_task(pairs).items()}
     with_code = counts_code(pairs["task"])
-    tasks, base_tasks = (_by_task(side, with_code) for side in (frame, base_frame))
+    tasks, base_tasks = (by_task(side, with_code) for side in (frame, base_frame))
     # A task may occur in one file alone.
     legacy = {
         task: _legacy_figures(tasks.get(task, frame[:0]), base_tasks.get(task, base_frame[:0]))
@@ -194,7 +194,7 @@ def _value(table: pd.DataFrame, task: str, name: str) -> float:
     return float(value)
 
 
-def _by_task(frame: pd.DataFrame, with_code: bool | None = None) -> dict[str, pd.DataFrame]:
+def by_task(frame: pd.DataFrame, with_code: bool | None = None) -> dict[str, pd.DataFrame]:
     """Return the parts of a frame by task, in Spec-Bench's order, and the overall part.
 
     None for `with_code` lets the frame's own tasks say whether the overall part has code.

@@ -8,7 +8,7 @@ interleaved run, is from the first (the noise floor). Pure functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,6 +30,8 @@ LARGEST_PREFILL_RATIO = 1.15
 LARGEST_FLOOR_RATIO = 1.10
 # How much faster a step of a method may be than the baseline's by chance alone.
 LARGEST_STEP_GAIN = 1.10
+# The same where there are too few questions for an interval.
+LARGEST_GAIN_OF_FEW = 1.5
 
 
 class Interval(NamedTuple):
@@ -126,6 +128,7 @@ class SpeedVerdict(Enum):
     ALIKE = "not told apart"
     NOT_LOSSLESS = "not lossless"
     IMPOSSIBLE = "no verdict: faster than acceptance allows"
+    BROKEN = "no verdict: the figures contradict each other"
     UNSTEADY = "no verdict: the machine was too unsteady"
     TOO_FEW = "no verdict: too few questions"
 
@@ -161,13 +164,15 @@ def is_unsteady(floor: Interval) -> bool:
     return noise_factor(floor) > LARGEST_FLOOR_RATIO
 
 
-def is_impossible(speedup: float, mat: float, base_mat: float, floor: Interval = UNKNOWN) -> bool:
-    """Whether a speed-up is larger than acceptance allows.
+def largest_speedup(mat_ratio: float, floor: Interval = UNKNOWN, is_sure: bool = True) -> float:
+    """Return the speed-up that a method may have with so many times the baseline's mean accepted tokens.
 
     A step that verifies a draft does all that a plain step does: at best it takes as long, and the speed-up is the
-    ratio of the mean accepted tokens. False if a figure is not known.
+    ratio of the mean accepted tokens. Of a few questions, which have no interval, chance allows more. NaN if the
+    ratio is not known.
     """
-    return speedup > mat / base_mat * LARGEST_STEP_GAIN * noise_factor(floor)
+    gain = LARGEST_STEP_GAIN if is_sure else LARGEST_GAIN_OF_FEW
+    return mat_ratio * gain * noise_factor(floor)
 
 
 class PrefillGap(NamedTuple):
@@ -184,7 +189,7 @@ def prefill_gap(
     rows: Sequence[AnswerRow], base_rows: Sequence[AnswerRow], names: tuple[str, str]
 ) -> PrefillGap | None:
     """Compare the prefill seconds of equal prompts in files of these names; None if they differ little."""
-    mine, theirs = dict(_prefills(rows)), dict(_prefills(base_rows))
+    mine, theirs = prefills(rows), prefills(base_rows)
     common = mine.keys() & theirs.keys()
     seconds = sum(mine[prompt] for prompt in common)
     base_seconds = sum(theirs[prompt] for prompt in common)
@@ -210,10 +215,13 @@ def prefill_warnings(gaps: Sequence[PrefillGap]) -> list[str]:
     ]
 
 
-def _prefills(rows: Sequence[AnswerRow]) -> Iterator[tuple[tuple[str, int, int, int], float]]:
-    """Yield the seconds of each prompt: question, choice, turn and length make it the same prompt."""
-    for row in rows:
-        for index, choice in enumerate(row.choices):
-            turns = zip(choice.prompt_tokens, choice.prefill_time, strict=False)
-            for turn, (length, seconds) in enumerate(turns):
-                yield (repr(row.question_id), index, turn, length), seconds
+def prefills(rows: Sequence[AnswerRow]) -> dict[tuple[str, int, int, int], float]:
+    """Return the seconds of each prompt: question, choice, turn and length make it the same prompt."""
+    return {
+        (repr(row.question_id), index, turn, length): seconds
+        for row in rows
+        for index, choice in enumerate(row.choices)
+        for turn, (length, seconds) in enumerate(
+            zip(choice.prompt_tokens, choice.prefill_time, strict=False)
+        )
+    }

@@ -26,7 +26,8 @@ SPEED_BENCH_MARK = "multilingual"
 # The task of the figures over all questions.
 OVERALL = "overall"
 COLUMNS = (
-    *("question_id", "category", "task", "is_failed", "is_usable", "is_sound", "is_flawless"),
+    *("question_id", "category", "task", "broken"),
+    *("is_failed", "is_usable", "is_sound", "is_flawless"),
     *("first_tokens", "first_steps", "first_accepted", "first_seconds"),
     *("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds"),
     "draft_tokens",
@@ -62,12 +63,12 @@ def question_frame(
             a baseline. None takes the row's own counter.
 
     Returns:
-        `COLUMNS`: the question; whether it failed, has figures at all (`is_usable`), has no defect
-        that forbids exact ones (`is_sound`), has none (`is_flawless`). Of the first choice, the only
-        one that Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and
-        seconds, over its turns. Of all choices the same, tokens only up to the limit; seconds
-        without the prompt, CPU seconds, and drafted nodes. Steps, accepted tokens and these are NaN
-        where the writer did not count them.
+        `COLUMNS`: the question; the identity of honest runs that it breaks, "" for none; whether it failed,
+        has figures at all (`is_usable`), has no defect that forbids exact ones (`is_sound`), has none
+        (`is_flawless`). Of the first choice, the only one that Spec-Bench measures: new tokens, steps, tokens
+        accepted (bonus tokens included) and seconds, over its turns. Of all choices the same, tokens only up to
+        the limit; seconds without the prompt, CPU seconds, and drafted nodes. Steps, accepted tokens and these
+        are NaN where the writer did not count them.
         NaN where not usable.
     """
     flaws = row_flaws(rows, max_new_tokens, counts_texts=tokenizer is not None)
@@ -79,6 +80,7 @@ def question_frame(
             "question_id": row.question_id,
             "category": row.category,
             "task": task_of(row.category, categories),
+            "broken": next((flaw.what for flaw in found if flaw.effect is Effect.BROKEN), ""),
             "is_failed": row.is_failed,
             "is_usable": Effect.UNUSABLE not in effects,
             "is_sound": effects <= {Effect.LISTED},
@@ -89,7 +91,7 @@ def question_frame(
             line |= _all_choices(row.choices, max_new_tokens)
         lines.append(line)
     frame = pd.DataFrame(lines, columns=list(COLUMNS))
-    return frame.astype(dict.fromkeys(COLUMNS[7:], float))
+    return frame.astype(dict.fromkeys(COLUMNS[8:], float))
 
 
 def pair_questions(

@@ -26,7 +26,7 @@ from tests.evaluation.answers.answer_rows import (
     write_answers,
 )
 
-LISTED, UNSOUND, UNUSABLE = Effect
+LISTED, UNSOUND, BROKEN, UNUSABLE = Effect
 META = {"max_new_tokens": 8}
 Capture = pytest.CaptureFixture[str]
 
@@ -40,6 +40,13 @@ def _row(question_id: int, **keys: Any) -> Row:
         "decoding_steps": [2, 1],
     }
     row["choices"][0] |= keys
+    return row
+
+
+def _of_steps(question_id: int, steps: list[int]) -> Row:
+    """A row whose writer gave the numbers of steps, not their lengths."""
+    row = _row(question_id, decoding_steps=steps)
+    del row["choices"][0]["accept_lengths"]
     return row
 
 
@@ -63,7 +70,7 @@ CASES: list[tuple[Row, str | None, Effect | None]] = [
     ),
     (_row(7, wall_time=[0.0, 0.0]), "took 0.0 s, a wall_time is above 0", UNUSABLE),
     (_row(8, wall_time=[-1.0, 0.5]), "took -0.5 s", UNUSABLE),
-    (_row(9, wall_time=[-0.25, 1.0]), "turn 0 took -0.25 s", UNSOUND),
+    (_row(9, wall_time=[-0.25, 1.0]), "turn 0 took -0.25 s", UNUSABLE),
     (_row(10, new_tokens=[7, -1]), "turn 1 has -1 new tokens", UNSOUND),
     (_row(11, new_tokens=[6, 0]), "turn 1 has no new token", LISTED),
     (_row(12, wall_time=[0.5123]), "1 wall_time for 2 turns", UNSOUND),
@@ -71,11 +78,17 @@ CASES: list[tuple[Row, str | None, Effect | None]] = [
     (_row(14, accept_lengths=[3, 1, 1]), "accept_lengths sum to 5, new_tokens to 6", LISTED),
     (_row(15, accept_lengths=[9, 9, 9]), "accept_lengths sum to 27, new_tokens to 6", UNSOUND),
     (_row(16, decoding_steps=[2, 2]), "accept_lengths are 3, decoding_steps to 4", LISTED),
-    (_row(17, decoding_steps=[9, 2]), "accept_lengths are 3, decoding_steps to 11", UNSOUND),
+    (_row(17, decoding_steps=[5, 2]), "accept_lengths are 3, decoding_steps to 7", UNSOUND),
     (_row(18, token_ids=[[1], [2]]), "[1, 1] token ids, but new_tokens [4, 2]", UNSOUND),
     (failed_row(19, "qa", "too long"), "failed: too long", UNUSABLE),
     (failed_row(20, "qa") | {"error": None}, "failed: no answer", UNUSABLE),
-    (_row(21), "is answered again further down", UNSOUND),
+    (_row(21), "is answered again further down", BROKEN),
+    (_of_steps(22, [6, 1]), "turn 0 has 4 new tokens in 6 steps", BROKEN),
+    (_of_steps(23, [2, 0]), "turn 1 has 2 new tokens in 0 steps", BROKEN),
+    (_row(24, prefill_time=[0.1, 0.1], decode_time=[24.5, 0.1]), "decoding 24.5 s", BROKEN),
+    (_row(25, prefill_time=[0.1, 0.1], decode_time=[1.0, -0.1]), "decoding -0.1 s", BROKEN),
+    (_row(26, prefill_time=[0.1, 0.1], decode_time=[26.4, 26.1]), None, None),
+    (_row(27) | {"tstamp": 4e9}, "was written in the future", BROKEN),
     (_row(21, wall_time=[0.7654321, 0.1234567]), None, None),
 ]
 
@@ -90,7 +103,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_every_defect_is_flagged_on_its_line(file: Path) -> None:
     defects = find_defects(file, read_lines(file))
-    by_line = {line: [it for it in defects if it.line == line] for line in range(1, 50)}
+    by_line = {line: [it for it in defects if it.line == line] for line in range(1, 2 * len(CASES))}
     for number, (row, what, effect) in enumerate(CASES):
         found = by_line.pop(2 * number + 1)
         if what is None:
@@ -140,13 +153,14 @@ def test_the_command_lists_defects_and_missing_rows(
     *lines, last = capsys.readouterr().out.splitlines()
     num_own = sum(what is not None for _, what, _ in CASES)
     missing = [line for line in lines if "is missing" in line]
-    # 81 and 82 are in the good file alone, the 21 questions of the cases in the other.
+    # 81 and 82 are in the good file alone, the questions of the cases in the other.
+    num_others = len({row["question_id"] for row, _, _ in CASES})
     assert missing[0].startswith(f"{file}: question 81: is missing, another file has it")
     assert json.loads(last) == {
-        "defects": num_own + 23,
-        "files": {str(file): num_own + 2, good: 21},
+        "defects": num_own + 2 + num_others,
+        "files": {str(file): num_own + 2, good: num_others},
     }
-    assert lines[-1] == f"{num_own + 23} defects"
+    assert lines[-1] == f"{num_own + 2 + num_others} defects"
 
 
 def test_a_pipe_is_read_once(tmp_path: Path, capsys: Capture) -> None:

@@ -31,7 +31,7 @@ def make_row(
     new_tokens = sum(accept_lengths)
     choice = {
         "index": 0,
-        "turns": ["some text"] if turns is None else turns,
+        "turns": [f"text of {new_tokens} tokens"] if turns is None else turns,
         "decoding_steps": [len(accept_lengths)],
         "new_tokens": [new_tokens],
         "wall_time": [seconds],

@@ -15,7 +15,7 @@ import pytest
 
 from evaluation.speed import main
 from model.commands.command_line import UserError
-from tests.evaluation.answers.answer_rows import failed_row, make_row, random_rows, write_answers
+from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
 
 ROOT = Path(__file__).resolve().parents[3]
 META = {
@@ -164,9 +164,9 @@ def test_several_runs(tmp_path: Path, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("key", ["model_path", "device", "dtype", "threads", "max_new_tokens"])
 def test_differing_conditions_are_said_loudly(tmp_path: Path, key: str, capsys: Capture) -> None:
-    rows = random_rows(0)
-    path = write_answers(tmp_path / "a.jsonl", rows, META | {key: "other"})
-    base = write_answers(tmp_path / "b.jsonl", rows, META)
+    path, base = (tmp_path / name for name in ("a.jsonl", "b.jsonl"))
+    write_answers(path, [make_row(1, "qa", [4], 2.4)], META | {key: "other"})
+    write_answers(base, [make_row(1, "qa", [4], 2.5)], META)
     assert main(["--file-path", str(path), "--base-path", str(base)]) == 0
     _, report, err = _report(capsys)
     assert err.startswith("WARNING: not measured under the same conditions: ")
@@ -181,9 +181,9 @@ def test_tokenizer_counts_the_baseline(
     words = ["--file-path", pair[0], "--base-path", pair[1]]
     assert main([*words, "--tokenizer-path", str(tmp_path / "tokenizer")]) == 0
     _, report, _ = _report(capsys)
-    # "some text" is two words, minus one, over 3 s and 2 s.
+    # "text of 2 tokens" is four words, minus one, over 3 s and 2 s.
     assert report["tasks"]["overall"]["base_tokens_per_second"] == pytest.approx(
-        (1 / 3 + 1 / 2) / 2
+        (3 / 3 + 3 / 2) / 2
     )
     assert report["baseline_tokens"] == "retokenised"
 

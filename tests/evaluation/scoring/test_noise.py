@@ -15,8 +15,8 @@ from evaluation.scoring.intervals import (
     UNKNOWN,
     Interval,
     SpeedVerdict,
-    is_impossible,
     is_unsteady,
+    largest_speedup,
     prefill_gap,
     prefill_warnings,
     speed_verdict,
@@ -53,11 +53,10 @@ def test_verdicts(
 
 
 def test_a_speed_up_is_no_larger_than_acceptance_allows() -> None:
-    assert is_impossible(5.75, mat=1.88, base_mat=1.0)
-    assert not is_impossible(1.9, mat=1.88, base_mat=1.0), "within what chance may do"
-    assert is_impossible(2.2, mat=1.88, base_mat=1.0)
-    assert not is_impossible(2.2, mat=1.88, base_mat=1.0, floor=Interval(0.93, 1.0))
-    assert not is_impossible(5.0, mat=math.nan, base_mat=1.0), "not every writer counts steps"
+    assert largest_speedup(1.88) == pytest.approx(1.88 * 1.10), "within what chance may do"
+    assert largest_speedup(1.88, floor=Interval(0.93, 1.0)) == pytest.approx(1.88 * 1.10 / 0.93)
+    assert largest_speedup(1.88, is_sure=False) == pytest.approx(1.88 * 1.5), "of few questions"
+    assert math.isnan(largest_speedup(math.nan)), "not every writer counts steps"
 
 
 @pytest.mark.parametrize(

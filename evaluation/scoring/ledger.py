@@ -1,0 +1,166 @@
+"""The identities of honest runs: what must be true of answer files, whatever the method and the machine.
+
+They are checked here, once, for every command that prints figures. A broken one is named, and no verdict stands
+beside it. Those of a row alone are among its defects (`evaluation/answers/defects.py`, `Effect.BROKEN`); those of
+a file with its sidecar, of files beside each other, and of figures are here. Times and tokens that were made up
+so that they agree with each other break none: only a rerun shows them (`evaluation.equal`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+from evaluation.answers.defects import CLOCKS_APART
+from evaluation.answers.row import AnswerRow
+from evaluation.scoring.figures import EXACT_SPEEDUPS, INTERVALS, RunFigures, by_task, quotient
+from evaluation.scoring.groups import AnswerFile, TooFast
+from evaluation.scoring.intervals import UNKNOWN, largest_speedup, prefills
+from evaluation.scoring.per_question import OVERALL
+
+# Seconds by which clocks that are read one after the other may differ.
+CLOCK_ERROR = 2.0
+# A prompt that is read takes at least this share of its time in the baseline, from so many seconds on.
+LEAST_PREFILL, LEAST_PREFILL_SECONDS = 0.5, 0.05
+# From so many questions on a file with another's times is its copy.
+LEAST_COPIED = 3
+# How far a point may lie outside its interval.
+ROUNDING = 1e-6
+
+
+def broken_identities(
+    pairs: Sequence[tuple[AnswerFile, AnswerFile]], figures: RunFigures
+) -> list[str]:
+    """Return a line for each identity that a method's runs break, each beside its baseline's of the same run.
+
+    A method may be its own baseline.
+    """
+    found = [
+        f"{file.path.name}: {what}" for pair in pairs for file in pair for what in _in_file(file)
+    ]
+    for file, base in pairs:
+        if file.path != base.path:
+            names = f"{file.path.name} beside {base.path.name}"
+            found += [f"{names}: {what}" for what in _between(file, base)]
+    found += [f"{pairs[0][0].path.name}: {what}" for what in _in_figures(figures)]
+    return list(dict.fromkeys(found))
+
+
+def _in_file(file: AnswerFile) -> Iterator[str]:
+    """Yield what a file breaks by itself."""
+    rows, record = file.rows, file.record
+    broken = file.frame["broken"]
+    if count := int((broken != "").sum()):
+        place = (broken != "").argmax()
+        first = f"question {rows[place].question_id}: {broken.iloc[place]}"
+        yield f"{count} of {len(rows)} rows cannot be, as {first}"
+    sealed = record.values.get("num_rows")
+    if isinstance(sealed, int) and sealed != len(rows):
+        yield f"has {len(rows)} rows, its run had {sealed}"
+    start, end = (record.values.get(key) for key in ("start_time", "end_time"))
+    if not isinstance(start, int | float) or not isinstance(end, int | float):
+        return
+    if not start <= end <= time.time() + CLOCKS_APART:
+        yield f"its run ended {end - start:.0f} s after it began, or in the future"
+        return
+    written = [at for row in rows if isinstance(at := row.values.get("tstamp"), int | float) and at]
+    outside = sum(not start - CLOCK_ERROR <= at <= end + CLOCK_ERROR for at in written)
+    if outside:
+        yield f"{outside} of {len(rows)} rows were written before its run began or after it ended"
+    seconds = sum(choice.seconds for row in rows for choice in row.choices)
+    if seconds > (end - start) * _at_a_time(file) + CLOCK_ERROR:
+        yield f"answering took {seconds:.6g} s in all, its run {end - start:.6g} s"
+
+
+def _at_a_time(file: AnswerFile) -> int:
+    """Return how many answers may have been under way at a time whose seconds all count."""
+    values = file.record.values
+    parts = [values.get("num_workers"), len(values.get("merged_from") or ())]
+    is_shared = all(choice.share_time for row in file.rows for choice in row.choices)
+    parts.append(1 if is_shared else values.get("batch_size"))
+    return math.prod(part for part in parts if isinstance(part, int) and part > 1)
+
+
+def _between(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
+    """Yield what a file breaks beside its baseline's."""
+    mine, theirs = ({repr(row.question_id): row for row in one.rows} for one in (file, base))
+    if lacking := len(theirs.keys() - mine.keys()) + len(mine.keys() - theirs.keys()):
+        yield f"{lacking} questions have a row in one of them alone"
+    common = [(mine[key], theirs[key]) for key in mine.keys() & theirs.keys()]
+    unequal = [one.question_id for one, other in common if _has_other_counts(one, other)]
+    if unequal:
+        yield f"{len(unequal)} equal texts have other numbers of tokens, as of question {unequal[0]}"
+    times = [[choice.wall_time for choice in row.choices] for pair in common for row in pair]
+    if len(common) >= LEAST_COPIED and times[::2] == times[1::2]:
+        yield "all times are equal to the last digit: one is a copy of the other"
+    if base.is_plain and (drafted := sum(map(_drafts, base.rows))):
+        yield f"{drafted} rows of the baseline have steps of more than one token: it is not plain decoding"
+    if not (file.record.is_served or base.record.is_served):
+        yield from _unread_prompts(file, base)
+
+
+def _has_other_counts(one: AnswerRow, other: AnswerRow) -> bool:
+    pairs = zip(one.choices, other.choices, strict=False)
+    return any(
+        mine.turns == theirs.turns
+        and any(mine.turns)
+        and mine.new_tokens != theirs.new_tokens
+        and mine.token_ids == theirs.token_ids
+        for mine, theirs in pairs
+    )
+
+
+def _drafts(row: AnswerRow) -> bool:
+    """Whether more tokens than steps were counted; some writers count the first token of a turn in no step."""
+    return any(choice.num_accepted > choice.num_steps + choice.num_turns for choice in row.choices)
+
+
+def _unread_prompts(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
+    mine, theirs = prefills(file.rows), prefills(base.rows)
+    common = mine.keys() & theirs.keys()
+    seconds, base_seconds = (sum(one[prompt] for prompt in common) for one in (mine, theirs))
+    if base_seconds > LEAST_PREFILL_SECONDS and seconds < LEAST_PREFILL * base_seconds:
+        took = f"{seconds:.3g} s, in the baseline {base_seconds:.3g} s"
+        yield f"{len(common)} equal prompts took {took}: they were not read"
+
+
+def _in_figures(figures: RunFigures) -> Iterator[str]:
+    """Yield points that lie outside their own intervals."""
+    for task in figures.mean.index:
+        for name in INTERVALS:
+            point, interval = figures.figure(task, name), figures.interval(task, name)
+            if not interval.is_known or math.isnan(point):
+                continue
+            if not interval.low * (1 - ROUNDING) <= point <= interval.high * (1 + ROUNDING):
+                yield f"{name} of {task} is {point:.2f}, outside its own interval"
+
+
+def too_fast(
+    pairs: Sequence[tuple[AnswerFile, AnswerFile]],
+    figures: RunFigures,
+    noise: RunFigures | None = None,
+) -> list[TooFast]:
+    """Return the tasks in which a method is faster than its acceptance allows (`largest_speedup`), or overall.
+
+    Over plain decoding by the same program: steps of another one may be the faster ones. `noise` are the figures of
+    a second run of the baseline over the first. Of a task with few questions, chance alone may make it faster.
+    """
+    file, base = pairs[0]
+    is_served = file.record.is_served or base.record.is_served
+    if file.path == base.path or is_served or not (base.is_plain or base.record.is_foreign):
+        return []
+    found = []
+    base_parts = by_task(base.frame)
+    for task in figures.mean.index:
+        part = base_parts.get(task, base.frame)
+        base_mat = quotient(part["accepted"].sum(skipna=False), part["steps"].sum(skipna=False))
+        mat = figures.figure(task, "exact_mean_accepted_tokens")
+        for name in EXACT_SPEEDUPS:
+            speedup, interval = figures.figure(task, name), figures.interval(task, name)
+            floor = noise.interval(OVERALL, name) if noise else UNKNOWN
+            least = interval.low if interval.is_known and task != OVERALL else speedup
+            if least > largest_speedup(mat / base_mat, floor, is_sure=interval.is_known):
+                found.append(TooFast(task, speedup, mat))
+                break
+    return [one for one in found if one.task == OVERALL] or found
