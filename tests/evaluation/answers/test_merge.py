@@ -43,6 +43,7 @@ def test_merged_shards_are_the_undivided_run(shards: list[Path], tmp_path: Path)
     assert meta["shard"] is None
     assert [part["shard"] for part in meta["merged_from"]] == ["1/3", "2/3", "3/3"]
     assert meta["end_time"] >= read_meta(shards[3])["end_time"]
+    assert meta["num_rows"] == 7
 
 
 def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> None:
