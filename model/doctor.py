@@ -206,7 +206,7 @@ def _chosen_device() -> torch.device:
 def _device() -> Iterator[Finding]:
     import torch
 
-    from .machine.hardware import device_name
+    from .machine.hardware import device_name, machine_name
 
     try:
         device = torch.device(auto_device())
@@ -219,6 +219,7 @@ def _device() -> Iterator[Finding]:
         return
     others = " (mps is here too: --device mps)" if torch.backends.mps.is_available() else ""
     yield Finding("device", device_name(device) + others)
+    yield Finding("machine", machine_name())
 
 
 def _dtype() -> Iterator[Finding]:

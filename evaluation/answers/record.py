@@ -75,6 +75,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("model_path", _OPTION | Use.WARNED),
     Condition("model_fingerprint", Use.RESUMED | Use.WARNED | _RERUN),
     Condition("device", Use.RESUMED | Use.COMPARED),
+    # Cores and instruction sets: processors of one name differ in them. Older sidecars lack it.
+    Condition("machine", Use.RESUMED | Use.COMPARED, default=None),
     Condition("dtype", Use.RESUMED | Use.COMPARED | _RERUN),
     # On a GPU: an older sidecar lacks it and had cuDNN's attention beside the others.
     Condition("sdpa_backends", Use.RESUMED | Use.COMPARED, default=None),
@@ -117,7 +119,8 @@ CONDITIONS: tuple[Condition, ...] = (
 # Further keys of a sidecar: when, where and by which command it was made.
 CIRCUMSTANCES = frozenset(
     (
-        *("start_time", "end_time", "git_commit", "versions", "argv", "kernel_names", "resumed"),
+        *("start_time", "end_time", "git_commit", "versions", "argv", "resumed"),
+        *("kernel_names", "kernel_build"),
         *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes", "num_rows"),
     )
 )

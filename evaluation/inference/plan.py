@@ -60,7 +60,7 @@ from model.commands.loading import (
 )
 from model.commands.model_options import ModelOptions
 from model.kernels.registered_attention import sdpa_backends
-from model.machine.hardware import device_name
+from model.machine.hardware import device_name, machine_name
 from model.machine.packages import versions
 from model.methods import Method
 from model.options import Options, chosen
@@ -319,6 +319,7 @@ def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[s
         "dtype": str(model.dtype).removeprefix("torch."),
         "weights": model.weights,
         "device": device_name(model.device),
+        "machine": machine_name(),
         "sdpa_backends": sdpa_backends(model.device),
         "graphs": run.model.graphs if _takes_graphs(run.model, model.device) else None,
     }

@@ -39,6 +39,7 @@ from model.commands.command_line import UserError
 from model.commands.files import check_output
 from model.commands.loading import CheckedModel, load_target, write_memory
 from model.commands.model_options import ModelOptions
+from model.kernels.short_pass import short_pass_kernel
 
 T = TypeVar("T")
 Load = Callable[[ModelOptions, CheckedModel], TargetModel]
@@ -183,7 +184,8 @@ def _answer(runs: Sequence[Sequence[Plan]], save_matrix: Path | None, load: Load
         for plan in local:  # transformers uses no kernels of ours
             plan.log.note(lacks_kernels=target.lacks_kernels)
             if not isinstance(plan.participant.method, OtherProgram):
-                plan.log.note(kernel_names=target.kernel_names)
+                build = short_pass_kernel() if target.linear_kernels else None
+                plan.log.note(kernel_names=target.kernel_names, kernel_build=build)
     left = iter(memories)
     for of_run in runs:
         given = zip(of_run, left, strict=False)

@@ -82,6 +82,7 @@ BUILT_IN_WORDS = {
 CONDITION_WORDS = {
     "dtype": "{}",
     "device": "{}",
+    "machine": "{}",
     "threads": "{} threads",
     "threads=1": "1 thread",
     "max_new_tokens": "at most {} new tokens a turn",
@@ -113,7 +114,7 @@ HEADINGS = {
         *("max_new_tokens", "stop", "batch_size", "num_choices", "conv_template", "system_prompt"),
     ),
     "Precision": ("dtype",),
-    "Device": ("device", "threads", "num_workers"),
+    "Device": ("device", "machine", "threads", "num_workers"),
     "Software": (
         "compile",
         "graphs",

@@ -26,6 +26,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -42,6 +43,22 @@ PAGE = 2**21
 COLLAPSE = 25
 # `omp_pause_soft` (OpenMP 5.0, section 3.2.44): what the runtime holds may be freed, and settings stay.
 SOFT = 1
+# As Linux names them, of x86 and of Arm, from old to new.
+INSTRUCTION_SETS = (
+    *(
+        "avx",
+        "avx2",
+        "fma",
+        "avx512f",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx_vnni",
+        "amx_int8",
+        "amx_bf16",
+    ),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"),
+)
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 @torch.no_grad()
@@ -168,7 +185,7 @@ def machine_key(facts: Sequence[str], device: torch.device, dtype: torch.dtype) 
     parts = (
         *facts,
         f"{device} {device_name(device)} {torch.backends.cpu.get_cpu_capability()}",
-        f"{platform.machine()} {os.cpu_count()} {torch.get_num_threads()}",
+        f"{platform.machine()} {machine_name()} {torch.get_num_threads()}",
         f"{dtype} {torch.__version__}",
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -180,14 +197,36 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return str(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
+    name = _processor().get("model name") or platform.processor() or platform.machine()
     return f"cpu ({name})"
+
+
+def machine_name() -> str:
+    """Return what tells this machine from others whose processors have the same name.
+
+    Its cores, the processor's family and model, those of its instruction sets that decide a pass's speed, and the
+    frequency governor where it can be read: "2 cores, family 25 model 1, avx2 fma".
+    """
+    processor = _processor()
+    parts = [f"{os.cpu_count()} cores"]
+    if "cpu family" in processor:
+        parts.append(f"family {processor['cpu family']} model {processor.get('model')}")
+    found = set((processor.get("flags") or processor.get("Features") or "").split())
+    parts.append(" ".join(name for name in INSTRUCTION_SETS if name in found) or platform.machine())
+    with suppress(OSError):
+        parts.append(f"governor {GOVERNOR.read_text(encoding='utf-8').strip()}")
+    return ", ".join(parts)
+
+
+@cache
+def _processor() -> dict[str, str]:
+    """Return what Linux says of the first processor; empty elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 class Kept(Generic[Value]):

@@ -141,7 +141,7 @@ def test_runs_are_averaged_and_options_tell_entries_apart(tmp_path: Path, capsys
         *(("threads", 9), ("max_new_tokens", 9), ("bench_name", "demo")),
         *(("compile", True), ("num_choices", 2), ("num_workers", 2), ("conv_template", "raw")),
         *(("question_file_sha256", "f" * 64), ("sdpa_backends", "flash+math")),
-        ("graphs", "off"),
+        *(("graphs", "off"), ("machine", "2 cores, avx avx2 fma")),
     ],
 )
 def test_other_conditions_are_another_group(

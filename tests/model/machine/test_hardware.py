@@ -1,11 +1,13 @@
-"""Weights in huge pages: the same numbers at the same place.
+"""Huge pages leave the same numbers at the same place; machines have names that tell them apart.
 
-Run: pytest tests/model/machine/test_huge_pages.py
+Run: pytest tests/model/machine/test_hardware.py
 """
 
 from __future__ import annotations
 
+import platform
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,3 +41,28 @@ def test_whether_they_are_possible_is_what_the_system_says(monkeypatch: pytest.M
     assert hardware.huge_pages_are_possible() == (hardware._collapse([asked]) > 0)
     monkeypatch.setattr(hardware, "COLLAPSE", -1)  # advice that no system knows
     assert not hardware.huge_pages_are_possible()
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (
+            {"cpu family": "25", "model": "1", "flags": "fpu fma avx2 avx sse2 bmi1"},
+            "family 25 model 1, avx avx2 fma",
+        ),
+        (
+            {"cpu family": "25", "model": "17", "flags": "avx avx2 fma avx512f avx512_bf16"},
+            "avx512_bf16",
+        ),
+        ({"Features": "fp asimd bf16 sve"}, "cores, asimd bf16 sve"),
+        ({}, platform.machine()),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(
+    processor: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hardware, "_processor", lambda: processor)
+    monkeypatch.setattr(hardware, "GOVERNOR", tmp_path / "governor")
+    assert hardware.machine_name().endswith(expected)
+    (tmp_path / "governor").write_text("powersave\n")
+    assert hardware.machine_name().endswith(f"{expected}, governor powersave")
