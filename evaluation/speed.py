@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "drafting": drafting,
         "compared_answers": equality.num_compared,
         "other_answers": equality.num_differing if equality.num_compared else None,
-        "is_lossless": None if not equality.num_compared else not equality.is_broken,
+        "is_lossless": equality.is_lossless,
         "notes": notes,
         "warnings": [*warnings, *unequal, *broken],
     }

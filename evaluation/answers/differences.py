@@ -253,6 +253,14 @@ class Equality:
         num_bugs = 0 if self.num_ties is None else self.num_differing - self.num_ties
         return bool(num_bugs or (self.must_be_equal and self.num_differing))
 
+    @property
+    def is_lossless(self) -> bool | None:
+        """Whether all answers are the baseline's, but for judged near-ties; None while nobody knows."""
+        if self.is_broken:
+            return False
+        is_known = self.num_compared and self.num_differing == (self.num_ties or 0)
+        return True if is_known else None
+
     def __str__(self) -> str:
         if not self.num_compared:
             return "-"

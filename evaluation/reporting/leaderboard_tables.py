@@ -298,7 +298,7 @@ def measured_rows(group: Group, baseline: pd.Series | None) -> Iterator[dict[str
         row["other_answers_near_ties"] = (
             math.nan if equality.num_ties is None else equality.num_ties
         )
-        row["is_lossless"] = None if not equality.num_compared else not equality.is_broken
+        row["is_lossless"] = equality.is_lossless
         row |= _step_figures(measured)
         row["texts_under_way"] = _texts_under_way(measured)
         base_speed = math.nan if baseline is None else baseline["tokens_per_second"]

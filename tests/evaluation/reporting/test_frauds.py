@@ -91,6 +91,8 @@ def test_in_half_precision_differences_are_counted(tmp_path: Path, capsys: Captu
     _write(tmp_path, "pld", ratio=1.44, accepted=2, token=8, dtype="bfloat16")
     report, texts = _report(tmp_path, capsys)
     assert _verdicts(report)["pld"] == "faster" and not report["alarms"]
+    found = {row["method"]: row["is_lossless"] for row in report["measured"]}
+    assert found["pld"] is None, "nobody has judged the differences"
     assert "12 of 12" in texts[".md"]
 
 
