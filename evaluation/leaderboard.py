@@ -76,15 +76,16 @@ FILES = {
         "write one line a question, method and run: tokens, steps and seconds, the baseline's beside them",
     ),
     "spec_bench_csv": ("spec-bench.csv", "write only the columns of Spec-Bench's leaderboard"),
-    "json": ("leaderboard.json", "write the line of JSON to this file too"),
+    "json": ("leaderboard.json", "write all figures to this file; - prints them as one line"),
     "html": ("leaderboard.html", "write a page with tables and pictures"),
 }
+STDOUT = "-"
 EXAMPLES = """\
 examples:
   python -m evaluation.leaderboard data/demo/model_answer
   python -m evaluation.leaderboard run_1 run_2 run_3 --markdown table.md --html table.html
   python -m evaluation.leaderboard data/demo/model_answer --out report --pictures plots
-  python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --no-published
+  python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --json - | tail -n 1
   python -m evaluation.leaderboard answers --published-device A100-80GB 3090
 
 exit code: 0 a report, with what was left out in its notes; 2 nothing to report, or a named file that
@@ -131,7 +132,7 @@ def leaderboard_of(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables and one line of JSON, write what is asked for; return the exit code."""
+    """Print the tables, write what is asked for; return the exit code."""
     options = _parse(argv)
     paths = _answer_paths(options.paths, options.base)
     files = _output_files(options)
@@ -175,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in written:
         print(f"wrote {path}", file=sys.stderr)
     print(text_of(board))
-    print(json_text, end="")
+    if options.json == STDOUT:
+        print(json_text, end="")
     for failure in failures:
         raise failure
     return 0
@@ -276,8 +278,8 @@ def _make_folder(path: str) -> None:
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:
     files = {}
     for name, (file, _) in FILES.items():
-        if getattr(options, name):
-            files[name] = Path(getattr(options, name))
+        if (given := getattr(options, name)) and (name, given) != ("json", STDOUT):
+            files[name] = Path(given)
         elif options.out:
             files[name] = Path(options.out) / file
     return files
@@ -301,8 +303,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="show published figures below (default: yes)",
+        help="show published figures below (default: no, unless some are chosen)",
     )
     parser.add_argument(
         "--published-device",
@@ -331,7 +332,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="draw the page's pictures into this folder, as PNG and SVG",
     )
     options = parser.parse_args(argv)
-    if not options.published and (options.published_device or options.published_model):
+    are_chosen = bool(options.published_device or options.published_model)
+    if options.published is None:
+        options.published = are_chosen
+    if not options.published and are_chosen:
         parser.error(
             "--published-device, --published-model: got them with --no-published; leave one out"
         )

@@ -1,4 +1,4 @@
-"""Speed figures of a method against a baseline, per task, as tables and as JSON.
+"""Speed figures of a method against a baseline, per task, as tables and, on request, as JSON.
 
 `scoring/figures.py` says how the figures are made, docs/numbers.md when its two rulers differ. Without
 `--tokenizer-path` both sides are measured by the tokens they counted; with it the legacy ruler
@@ -100,7 +100,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables, the questions left out, and one line of JSON; return the exit code."""
+    """Print the tables and the questions left out, JSON on request; return the exit code."""
     options = _parse(argv)
     pairs = _pair_runs(options.file_path, options.base_path)
     tokenizer = _load_tokenizer(options.tokenizer_path) if options.tokenizer_path else None
@@ -150,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             [*broken, _equality_text(equality), *parts, *(["\n".join(notes)] if notes else [])]
         )
     )
+    if not options.json:
+        return 0
     report = {
         "file_path": options.file_path,
         "base_path": options.base_path,
@@ -197,6 +199,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--drafting",
         action="store_true",
         help="show acceptance by depth, rank and source, and the time of each part of a step",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print all figures as one line of JSON below the tables"
     )
     parser.add_argument(
         "--tokenizer-path",

@@ -59,7 +59,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 def report(paths: list[Path], capsys: Capture) -> tuple[str, dict[str, Any]]:
     """Return the leaderboard's tables, and its line of JSON."""
-    assert leaderboard.main([*map(str, paths), "--no-published"]) == 0
+    assert leaderboard.main([*map(str, paths), "--json", "-"]) == 0
     text, line = capsys.readouterr().out.removesuffix("\n").rsplit("\n", 1)
     return text, json.loads(line)
 
@@ -140,7 +140,7 @@ def test_published_figures_do_not_compare_with_batches(tmp_path: Path, capsys: C
         write(folder / "a", "vanilla", 1, 2.0, share=1.0, **meta)
     texts = {}
     for size, folder in folders.items():
-        assert leaderboard.main([str(file) for file in folder.glob("a/**/*.jsonl")]) == 0
+        assert leaderboard.main(["--published", *map(str, folder.glob("a/**/*.jsonl"))]) == 0
         texts[size] = capsys.readouterr().out
     assert "of plain decoding of Vicuna-7B" in texts[1]
     assert "of plain decoding of Vicuna-7B" not in texts[4]

@@ -79,7 +79,7 @@ def test_wrong_tokens_are_not_lossless(tmp_path: Path, capsys: Capture) -> None:
 def test_the_speed_command_says_so_too(tmp_path: Path, capsys: Capture) -> None:
     base = _write(tmp_path, "vanilla")
     wrong = _write(tmp_path, "pld", ratio=1.44, accepted=2, token=8)
-    assert speed(["--file-path", str(wrong), "--base-path", str(base)]) == 0
+    assert speed(["--file-path", str(wrong), "--base-path", str(base), "--json"]) == 0
     shown = capsys.readouterr()
     assert "NOT LOSSLESS: answers other than the baseline's: 12 of 12" in shown.out
     assert "WARNING: not lossless" in shown.err

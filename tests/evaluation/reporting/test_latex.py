@@ -86,7 +86,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> str:
         meta = {"method": method, "model_path": f"a/{HOSTILE}", "device": HOSTILE}
         write_answers(folder / f"{name}.jsonl", rows, meta | {"bench_name": "spec_bench"})
     out = folder / "table.tex"
-    assert main([str(folder), "--latex", str(out)]) == 0
+    assert main([str(folder), "--published", "--latex", str(out)]) == 0
     return out.read_text(encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ def _again(folder: Path, seconds: float, spread: float = 0.0, **meta: Any) -> Pa
 
 
 def _run(capsys: Capture, *words: object) -> tuple[str, dict[str, Any]]:
-    assert main([*map(str, words), "--no-published"]) == 0
+    assert main([*map(str, words), "--json", "-"]) == 0
     text, _, last = capsys.readouterr().out.rstrip("\n").rpartition("\n")
     return text, json.loads(last)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.speed import main
+from evaluation.speed import main as speed
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
 
@@ -29,6 +29,11 @@ TITLES = ("Task", "Questions")
 TOO_FEW = "Intervals: fewer than 5 questions: no interval and no verdict"
 DECODE_TITLES = ("Decode tokens/s", "Decode speed-up", "95%", "Break-even MAT")
 Capture = pytest.CaptureFixture[str]
+
+
+def main(words: list[str]) -> int:
+    """Run the command, with JSON in its last line."""
+    return speed([*words, "--json"])
 
 
 def _cells(table: str) -> list[list[str]]:
