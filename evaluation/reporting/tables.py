@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+# An interval whose ends are further apart says nothing.
+WIDEST = 100
+
 
 class Cell(NamedTuple):
     """A cell of a table: its text, and the figure behind it (NaN for a text or no figure)."""
@@ -96,7 +99,9 @@ def figure_cell(
 
 
 def bounds_text(interval: tuple[float, float], digits: int = 2) -> str:
-    return f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+    """Return an interval; `-` for one that says nothing."""
+    low, high = interval
+    return "-" if high > WIDEST * low else f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def markdown_table(

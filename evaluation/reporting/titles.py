@@ -128,6 +128,7 @@ HEADINGS = {
 # Characters of a condition's value that are shown.
 LONGEST_VALUE = 60
 SOFTWARE = ("torch", "transformers")
+NO_NAME = "model"  # the last part of a path that says nothing
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
 
@@ -266,13 +267,13 @@ def _facts(group: Group) -> dict[str, str]:
         for name, value in facts.items()
         if name not in IN_OTHER_WORDS
     }
-    model = facts["model"].partition("@")[0]
+    model = _model_title(group)
     asked = [BENCH_TITLES.get(facts["bench"], facts["bench"])]
     if not _is_of_benchmark(facts["bench"], facts["question_file"]):
         known = {str(file.record.values.get("question_file_name") or "") for file in group.files}
         asked = sorted(known - {""}) or [f"a question file of its own ({facts['question_file']})"]
     asked.append(options_text(shared_options(group)))
-    parts = {"Model": ["unknown model" if model == UNKNOWN else model], "Questions asked": asked}
+    parts = {"Model": [model], "Questions asked": asked}
     for heading, names in HEADINGS.items():
         parts[heading] = [words.pop(name) for name in names]
     parts["Software"].insert(0, software_text(group))
@@ -280,6 +281,17 @@ def _facts(group: Group) -> dict[str, str]:
     texts = {name: ", ".join(filter(None, texts)) for name, texts in parts.items()}
     texts["Device"] = texts["Device"] or "device not recorded"
     return {name: text for name, text in texts.items() if text}
+
+
+def _model_title(group: Group) -> str:
+    """Return the model's name on the hub, or that of its folder alone: those above it may name people."""
+    record = group.files[0].record
+    path = " ".join(str(record.values.get("model_path") or record.model_id or "").split())
+    parts = PurePath(path).parts
+    if not parts:
+        return "unknown model"
+    is_on_hub = len(parts) == 2 and parts[0] not in (".", "..", "~", "/")
+    return path if is_on_hub else "/".join(parts[-2:] if parts[-1] == NO_NAME else parts[-1:])
 
 
 def _short(value: str) -> str:

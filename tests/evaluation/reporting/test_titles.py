@@ -13,6 +13,7 @@ import pytest
 
 from evaluation.inference.command import OTHERS
 from evaluation.reporting.notes import group_caption, group_notes
+from evaluation.reporting.tables import bounds_text
 from evaluation.reporting.titles import (
     BUILT_IN_WORDS,
     REFEREE_TITLES,
@@ -180,3 +181,23 @@ def test_hashes_are_shown_where_nothing_else_tells_groups_apart(tmp_path: Path) 
     assert [facts["Weights"] for facts in found] == ["weights " + "ab" * 6, "weights " + "cd" * 6]
     (alone,) = group_facts(_groups(tmp_path / "alone", metas[0]))
     assert "Weights" not in alone and alone["Model"] == "models/tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/home/someone/models/tiny", "tiny"),
+        ("data/demo/model", "demo/model"),
+        ("lmsys/vicuna-7b-v1.3", "lmsys/vicuna-7b-v1.3"),
+        ("./tiny", "tiny"),
+        (None, "unknown model"),
+    ],
+)
+def test_a_models_folders_are_not_shown(path: str | None, expected: str, tmp_path: Path) -> None:
+    (group,) = _groups(tmp_path, {"method": "vanilla", "model_path": path, "model_id": None})
+    assert group_facts([group])[0]["Model"] == expected
+
+
+def test_an_interval_that_says_nothing_is_not_shown() -> None:
+    assert bounds_text((0.9, 1.234)) == "[0.90, 1.23]"
+    assert bounds_text((0.002, 433928.98)) == bounds_text((0.0, 5.0)) == "-"
