@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     turns = turn_steps(row for _, row in read_lines(path))
     if not turns:
         raise UserError(
-            f"{path}: has no record of steps (accept_lengths, or a server's speculative_decoding)"
+            f"{path}: has no record of steps (accept_lengths, or a server's speculative_decoding; its counters at "
+            "/metrics are sums: evaluation.speed shows tokens a step)"
         )
     if options.to == PROFILE:
         profile = _profile(turns, RunRecord.read(path))

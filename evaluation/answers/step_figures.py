@@ -26,6 +26,8 @@ NodePlace = tuple[int, int]
 PARTS = ("draft", "forward", "verify", "keep", "observe")
 # Bins are those of speculators' scripts: a prompt's length lies in (4096, 8192], and so on up to 1M; a step's
 # place in [256, 512), and so on.
+# What tells each step of a server's answer.
+STEPS_OF_FIELDS = {"per_step_accepted", "acceptance_histogram"}
 START_EDGES = (0, *(2**power for power in range(12, 21)))
 POSITION_BIN = 256
 
@@ -215,6 +217,8 @@ def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | 
     if turn < len(choice.speculative_decoding):
         fields = choice.speculative_decoding[turn]
         num_steps = choice.decoding_steps[turn]
+        if not STEPS_OF_FIELDS & fields.keys():
+            return None  # sums, which counters of /metrics tell, are no steps
         steps, is_in_order = _steps_of_fields(fields, num_steps)
         return TurnSteps(request, row.category, turn, prompt_tokens, steps, is_in_order)
     if not choice.accept_lengths or turn >= len(choice.decoding_steps):

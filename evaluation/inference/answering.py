@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -202,7 +203,10 @@ def _choice(index: int, texts: Sequence[str], turns: Sequence[Any]) -> Choice:
     if isinstance(turns[0], Turn):
         return Choice.of_turns(index, texts, turns)
     keys = [key for key in turns[0] if all(key in turn for turn in turns)]
-    return Choice.of({"index": index, **{key: [turn[key] for turn in turns] for key in keys}})
+    values = {key: [turn[key] for turn in turns] for key in keys}
+    if "accept_lengths" in values:  # of all turns in one list
+        values["accept_lengths"] = list(chain.from_iterable(values["accept_lengths"]))
+    return Choice.of({"index": index, **values})
 
 
 class Finished(NamedTuple):

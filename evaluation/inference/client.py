@@ -11,8 +11,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -90,6 +91,7 @@ class ServerReply:
     reasoning: str = ""
     token_ids: list[int] | None = None
     speculative_decoding: dict[str, Any] | None = None  # as in vLLM's metrics
+    accept_lengths: list[int] | None = None  # of every step, as our own server gives them
 
 
 class Client:
@@ -157,13 +159,11 @@ class Client:
                 if answer.status_code != 200:
                     answer.read()
                     self._refused(answer)
-                for line in answer.iter_lines():
-                    if line == "data: [DONE]":
+                for data in _events(answer.iter_bytes()):
+                    if data == "[DONE]":
                         is_whole = True
-                    elif line.startswith("data:"):
-                        chunk = _json(line.removeprefix("data:"))
-                        if _add(chunk, reply):
-                            reply.chunk_times.append(time.perf_counter() - start)
+                    elif _add(_json(data), reply):
+                        reply.chunk_times.append(time.perf_counter() - start)
         except self._httpx.HTTPError as error:
             raise self._failure(error) from error
         if not is_whole or not reply.new_tokens:
@@ -234,23 +234,45 @@ def _options(sampling: DecodingOptions, seed: int | None) -> dict[str, Any]:
     return {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, **given}
 
 
+def _events(parts: Iterable[bytes]) -> Iterator[str]:
+    """Yield the data of each line of a stream of server-sent events.
+
+    Lines end with a newline alone: JSON may hold further characters that Python takes for the end of a line.
+    """
+    rest = b""
+    for part in chain(parts, [b"\n"]):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").decode("utf-8", "replace").strip()
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except ValueError:
-        raise EndpointError(f"the server sent no JSON: {text[:LONGEST_CAUSE]!r}") from None
+        found = None
+    if not isinstance(found, dict):
+        raise EndpointError(f"the server sent no JSON object: {text[:LONGEST_CAUSE]!r}")
+    return found
 
 
-def _add(chunk: Any, reply: ServerReply) -> bool:
+def _add(chunk: dict[str, Any], reply: ServerReply) -> bool:
     """Add a piece of a stream to the reply; return whether it held a part of the answer."""
-    if error := chunk.get("error"):
+    is_error = chunk.get("object") == "error" or ("message" in chunk and "choices" not in chunk)
+    error = chunk if is_error else chunk.get("error")
+    if error:
         cause = error.get("message", error) if isinstance(error, dict) else error
         raise EndpointError(f"the stream broke off: {str(cause)[:LONGEST_CAUSE]}")
     if usage := chunk.get("usage"):
-        reply.prompt_tokens, reply.new_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        reply.prompt_tokens = usage.get("prompt_tokens") or 0
+        reply.new_tokens = usage.get("completion_tokens") or 0
         reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if spec := (chunk.get("metrics") or {}).get("speculative_decoding"):
+    metrics = chunk.get("metrics") or {}
+    if spec := metrics.get("speculative_decoding"):
         reply.speculative_decoding = spec
+    if own := metrics.get("token_recycling"):
+        reply.accept_lengths = own["accept_lengths"]
     return any([_add_choice(choice, reply) for choice in chunk.get("choices") or ()])
 
 
@@ -260,7 +282,7 @@ def _add_choice(choice: Mapping[str, Any], reply: ServerReply) -> bool:
     ids = choice.get("token_ids")
     if ids:
         reply.token_ids = [*(reply.token_ids or ()), *ids]
-    text = delta.get("content") or ""
+    text = _text(delta.get("content"))
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
     reply.turns += text
     reply.reasoning += thought
@@ -273,10 +295,18 @@ def _add_choice(choice: Mapping[str, Any], reply: ServerReply) -> bool:
     return bool(ids or text or thought or calls)
 
 
+def _text(content: Any) -> str:
+    """Return the text of a message's content, which may come in parts."""
+    parts = content if isinstance(content, list) else [content]
+    return "".join(
+        (part.get("text") or "") if isinstance(part, dict) else (part or "") for part in parts
+    )
+
+
 def _calls(delta: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
     for place, call in enumerate(delta.get("tool_calls") or ()):
         function = call.get("function") or {}
-        index = call.get("index", place)
+        index = place if call.get("index") is None else call["index"]
         yield index, function.get("name") or "", function.get("arguments") or ""
 
 

@@ -137,7 +137,8 @@ class LlamaCppAnswerer(Answerer):
             "decode_time": timings["predicted_ms"] / 1000,
             "stop_reasons": STOP_REASONS.get(reply["stop_type"], reply["stop_type"]),
             # Every pass gives one token beside the accepted ones; it says no more of its steps.
-            "decoding_steps": len(token_ids) - timings.get("draft_n_accepted", 0),
+            # Of the last step it may count drafts past the end of the text.
+            "decoding_steps": max(1, len(token_ids) - timings.get("draft_n_accepted", 0)),
             "draft_tokens": timings.get("draft_n", 0),
         }
         return Turn(token_ids, None, wall_time, details)

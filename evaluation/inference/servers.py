@@ -121,10 +121,15 @@ def asked_messages(question: Question, turn: int, answers: Sequence[str]) -> lis
 def _figures(reply: ServerReply, share: float | None, counted: dict[str, int]) -> dict[str, Any]:
     found = asdict(reply)
     ids, spec = found.pop("token_ids"), found.pop("speculative_decoding") or counted
+    lengths = found.pop("accept_lengths")
     found |= {} if share is None else {"share_time": share}
     found |= {} if ids is None else {"token_ids": ids}
     if spec:
-        found["decoding_steps"] = reply.new_tokens - spec["num_accepted_draft_tokens"]
+        # Some servers count drafts that were accepted past the end of the text.
+        without = reply.new_tokens - spec["num_accepted_draft_tokens"]
+        found["decoding_steps"] = max(without, spec.get("num_spec_steps", 0), 1)
         found["draft_tokens"] = spec["num_draft_tokens"]
         found["speculative_decoding"] = spec
+    if lengths:
+        found |= {"accept_lengths": lengths, "decoding_steps": len(lengths)}
     return found

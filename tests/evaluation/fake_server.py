@@ -30,6 +30,11 @@ class Behaviour:
     metrics: bool = True  # in the response
     counters: bool = False  # at /metrics
     cached_tokens: int = 0
+    past_the_end: int = 0  # accepted drafts that are counted and not sent
+    own_lengths: list[int] = field(default_factory=list)  # of steps, as our own server gives them
+    # Events in odd forms: no space after the colon, cut anywhere, content in parts, and without counts.
+    is_odd: bool = False
+    error: dict[str, Any] | None = None  # an event in place of the end
     status: int = 200
     breaks_off: bool = False
     api_key: str | None = None
@@ -115,7 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         pieces = [words[begin : begin + it.step] for begin in range(0, len(words), it.step)]
         space = " "  # before the first word, as many tokenizers have it
         for piece in pieces:
-            choice: dict[str, Any] = {"index": 0, "delta": {"content": space + "".join(piece)}}
+            content: Any = space + "".join(piece)
+            if it.is_odd:
+                content = [{"type": "text", "text": content}, {"type": "text", "text": None}]
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": content}}
             if body.get("return_token_ids"):
                 choice["token_ids"] = [it.vocabulary[word] for word in piece]
             self._event({"choices": [choice]})
@@ -123,9 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
         for index, (name, arguments) in enumerate(it.tool_calls):
             middle = len(arguments) // 2
             for part in ({"name": name}, *({"arguments": arguments[s]} for s in _halves(middle))):
-                call = {"index": index, "function": part}
+                call = {"index": None if it.is_odd else index, "function": part}
                 self._event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
-        if it.breaks_off:
+        if it.error:
+            self._event(it.error)
+        if it.breaks_off or it.error:
             return
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         accepted = len(words) - len(pieces)
@@ -137,16 +147,27 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = sum(len(str(message["content"]).split()) for message in body["messages"])
         usage = {"prompt_tokens": prompt, "completion_tokens": len(words)}
         end["usage"] = usage | {"prompt_tokens_details": details}
+        if it.is_odd:
+            del end["usage"]["prompt_tokens"]
         if it.metrics:
-            spec = {"num_spec_steps": len(pieces), "num_accepted_draft_tokens": accepted}
+            spec = {"num_spec_steps": len(pieces)}
+            spec["num_accepted_draft_tokens"] = accepted + it.past_the_end
             spec["num_draft_tokens"] = len(pieces) * (it.step - 1)
             end["metrics"] = {"speculative_decoding": spec}
+        if it.own_lengths:
+            end["metrics"]["token_recycling"] = {"accept_lengths": it.own_lengths}
         self._event(end)
-        self.wfile.write(b"data: [DONE]\n\n")
+        self.wfile.write(b"data:[DONE]\n\n" if it.is_odd else b"data: [DONE]\n\n")
 
     def _event(self, chunk: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        self.wfile.flush()
+        if not self.behaviour.is_odd:
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            self.wfile.flush()
+            return
+        data = f"data:{json.dumps(chunk, ensure_ascii=False)}\r\n\r\n".encode()
+        for begin in range(0, len(data), 7):  # characters are cut, too
+            self.wfile.write(data[begin : begin + 7])
+            self.wfile.flush()
 
     def _send(self, content: Any, status: int = 200) -> None:
         data = (content if isinstance(content, str) else json.dumps(content)).encode()

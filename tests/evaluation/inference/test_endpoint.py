@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evaluation import compare, endpoint
+from evaluation import compare, convert, endpoint
 from evaluation.answers.answer_file import read_answers, read_lines
 from evaluation.answers.defects import find_defects
 from evaluation.inference import client as client_module
@@ -72,6 +72,42 @@ def test_acceptance_comes_from_counters_where_responses_lack_it(tmp_path: Path) 
         rows = asked(url, tmp_path / "none")
     assert all("decoding_steps" not in row["choices"][0] for row in rows)
     assert read_counters("vllm:spec_decode_num_drafts_total 3\n") == {}
+
+
+def test_steps_are_no_fewer_than_those_that_drafted(tmp_path: Path) -> None:
+    with fake_server(past_the_end=5) as (url, _):
+        rows = asked(url, tmp_path)
+    assert {tuple(row["choices"][0]["decoding_steps"]) for row in rows} == {(3, 3)}
+
+
+def test_our_own_servers_steps_are_taken_as_they_are(tmp_path: Path) -> None:
+    with fake_server(own_lengths=[3, 1, 1, 1]) as (url, _):
+        rows = asked(url, tmp_path)
+    for row in rows:
+        assert row["choices"][0]["decoding_steps"] == [4, 4]
+        assert row["choices"][0]["accept_lengths"] == [3, 1, 1, 1] * 2
+    assert not find_defects("x", read_lines(tmp_path / "served-temp-0.0-6.jsonl"))
+
+
+def test_sums_of_counters_are_no_steps(tmp_path: Path) -> None:
+    with fake_server(metrics=False, counters=True) as (url, _):
+        asked(url, tmp_path)
+    with pytest.raises(UserError, match=r"has no record of steps .* sums: evaluation\.speed"):
+        convert.main([str(tmp_path / "served-temp-0.0-6.jsonl")])
+
+
+def test_streams_in_odd_forms_are_read(tmp_path: Path) -> None:
+    def answer(_: list[dict[str, Any]]) -> str:
+        return "line\u2028separator and\x85next line, \u00e9t\u00e9"
+
+    with fake_server(answer=answer, is_odd=True, tool_calls=[("look_up", "{}")]) as (url, _):
+        rows = asked(url, tmp_path)
+    for row in rows:
+        assert "error" not in row
+        (choice,) = row["choices"]
+        assert choice["turns"] == [answer([])] * 2
+        assert choice["tool_calls"] == [[["look_up", "{}"]]] * 2
+        assert choice["prompt_tokens"] == [0, 0]
 
 
 def test_several_requests_are_under_way_and_share_the_time(tmp_path: Path) -> None:
@@ -134,6 +170,10 @@ def test_tool_calls_are_kept_as_generated(tmp_path: Path) -> None:
     [
         ({"status": 400}, "HTTP 400: the prompt is too long"),
         ({"breaks_off": True}, "the stream ended without data: [DONE]"),
+        ({"error": {"error": {"message": "no room"}}}, "the stream broke off: no room"),
+        ({"error": {"error": "no room"}}, "the stream broke off: no room"),
+        ({"error": {"object": "error", "message": "no room"}}, "the stream broke off: no room"),
+        ({"error": {"message": "no room", "code": 500}}, "the stream broke off: no room"),
     ],
 )
 def test_a_question_that_fails_has_its_cause_and_the_run_goes_on(
@@ -143,7 +183,7 @@ def test_a_question_that_fails_has_its_cause_and_the_run_goes_on(
         code = endpoint.main(["--base-url", url, "--out", str(tmp_path), *FEW])
     rows = read_answers(tmp_path / "served-temp-0.0-6.jsonl")
     assert (code, len(rows)) == (1, 4)
-    assert {row.error for row in rows} == {f"endpoint {url}: {cause}"}
+    assert {str(row.error).removeprefix(f"endpoint {url}: ") for row in rows} == {cause}
 
 
 def test_errors_before_the_first_question_are_one_line(
