@@ -6,17 +6,16 @@ chat template that comes with the tokenizer.
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastchat.conversation import conv_templates, get_conv_template
 
 from evaluation.questions.questions import Question
+from evaluation.questions.trajectories import arguments_of, text_of
 from model.commands.command_line import UserError, first_line
 from model.options import unknown_name
 
@@ -228,8 +227,8 @@ def check_messages(conversation: Conversation, questions: Sequence[Question]) ->
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as templates take it: with a text, and arguments of calls as an object."""
-    found = {**message, "content": message.get("content") or ""}
+    """Return a message as templates take it: with one text, and arguments of calls as an object."""
+    found = {**message, "content": text_of(message.get("content"))}
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [_call_for_template(call) for call in calls]
     return found
@@ -237,6 +236,4 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
 
 def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    with suppress(ValueError, TypeError):  # generated, so that it need not be JSON
-        function = {**function, "arguments": json.loads(function["arguments"])}
-    return {**call, "function": function}
+    return {**call, "function": {**function, "arguments": arguments_of(function["arguments"])}}

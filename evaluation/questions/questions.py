@@ -10,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.questions.pinned_data import download_command
+from evaluation.questions.trajectories import (
+    are_messages,
+    asked_places,
+    text_of,
+    todays_messages,
+    todays_tools,
+)
 from model.commands.command_line import UserError, first_line
 from model.commands.files import check_file, parse_json, read_text
 
@@ -20,9 +27,13 @@ MAX_BYTES = 2**30
 UNCATEGORISED = "uncategorised"
 # What SPEED-Bench has in place of texts that its owners' script fetches.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+FORMS = (
+    "questions of Spec-Bench (question_id, category, turns), FastChat (text), HumanEval and MBPP (task_id, prompt or "
+    "text), GSM8K (question, answer), ShareGPT (conversations), or OpenAI's messages"
+)
+# Where Spec-Bench reports GSM8K's questions.
+GSM8K_TASK = "math_reasoning"
 Row = dict[str, Any]
-# OpenAI's role of the model.
-ASSISTANT = "assistant"
 # Names of the user in ShareGPT's `from`.
 USERS = ("human", "user")
 
@@ -45,8 +56,7 @@ class Question:
 
     def before(self, turn: int) -> list[dict[str, Any]]:
         """Return the messages of a trajectory before its turn's assistant message."""
-        places = [place for place, one in enumerate(self.messages) if one["role"] == ASSISTANT]
-        return list(self.messages[: places[turn]])
+        return list(self.messages[: asked_places(self.messages)[turn]])
 
 
 def question_file_of(bench_name: str, given: str | None = None) -> Path:
@@ -101,8 +111,8 @@ def load_questions(
     """Load questions.
 
     Args:
-        file: JSON lines, a JSON list, or Parquet, of questions in the form of Spec-Bench, EAGLE, FastChat,
-            ShareGPT, HumanEval or SPEED-Bench, or trajectories of OpenAI's messages.
+        file: JSON lines, a JSON list, or Parquet, of questions in one of `FORMS`, or in those of EAGLE and
+            SPEED-Bench.
         begin: index of the first question; None: the file's first.
         end: index after the last question; None: the file's end.
         count: as many of these, evenly spread; None: all.
@@ -121,7 +131,7 @@ def load_questions(
     for place, (where, row) in enumerate(_rows(file), start=1):
         if not isinstance(row, dict):
             raise UserError(f"{where}: got {type(row).__name__}; allowed: a JSON object")
-        form = _in_spec_bench_form(row, place)
+        form = _in_spec_bench_form(row, place, where)
         if form.get("turns") == [] and "conversations" in row:
             num_empty += 1
             continue
@@ -195,7 +205,7 @@ def _parquet_rows(file: Path) -> list[Any]:
 def _checked(row: dict[str, Any], where: str) -> Question:
     for key in ("question_id", "category", "turns"):
         if key not in row:
-            raise UserError(f"{where}: lacks the key {key!r}")
+            raise UserError(f"{where}: lacks the key {key!r}; allowed: {FORMS}")
     question_id, category, turns = row["question_id"], row["category"], row["turns"]
     if type(question_id) not in (int, str):
         raise UserError(
@@ -219,8 +229,8 @@ def _checked(row: dict[str, Any], where: str) -> Question:
     return Question(question_id, category or UNCATEGORISED, tuple(turns), system, messages, tools)
 
 
-def _in_spec_bench_form(row: Row, place: int) -> Row:
-    """Return a question of FastChat, ShareGPT or HumanEval in Spec-Bench's form, another row as it is.
+def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:
+    """Return a question of another of `FORMS` in Spec-Bench's form, another row as it is.
 
     Of a conversation the user's messages are the turns, which may be none; `place` is its id if it has none. Of
     OpenAI's messages those before the assistant's are, or all of the user's where the assistant has none.
@@ -228,8 +238,8 @@ def _in_spec_bench_form(row: Row, place: int) -> Row:
     conversation, messages = row.get("conversations"), row.get("messages")
     if "turns" in row:
         return {key: value for key, value in row.items() if key not in ("messages", "tools")}
-    if messages is not None and _are_messages(messages):
-        return _trajectory(row, messages, place)
+    if messages is not None and are_messages(messages):
+        return _trajectory(row, todays_messages(messages, where), place, where)
     if isinstance(conversation, list) and all(isinstance(said, dict) for said in conversation):
         said = [(message.get("from"), message.get("value")) for message in conversation]
         form = {
@@ -241,23 +251,19 @@ def _in_spec_bench_form(row: Row, place: int) -> Row:
         return {**form, **row}
     if "task_id" in row and "prompt" in row:
         return {"question_id": row["task_id"], "category": "code", "turns": [row["prompt"]], **row}
+    if "task_id" in row and "text" in row:
+        return {"question_id": row["task_id"], "category": "code", "turns": [row["text"]], **row}
+    if "question" in row and "answer" in row:
+        return {"question_id": place, "category": GSM8K_TASK, "turns": [row["question"]], **row}
     if "text" in row:
         return {"turns": [row["text"]], **row}
     return row
 
 
-def _are_messages(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages)
-    )
-
-
-def _trajectory(row: Row, messages: list[Row], place: int) -> Row:
+def _trajectory(row: Row, messages: list[Row], place: int, where: str) -> Row:
     form = {"question_id": row.get("id", place), "category": ""}
-    texts = [_text(one.get("content")) for one in messages]
-    asked = [at for at, one in enumerate(messages) if one["role"] == ASSISTANT and at]
+    texts = [text_of(one.get("content")) for one in messages]
+    asked = asked_places(messages)
     if not asked:
         system = next(
             (text for one, text in zip(messages, texts, strict=True) if one["role"] == "system"),
@@ -267,11 +273,8 @@ def _trajectory(row: Row, messages: list[Row], place: int) -> Row:
         rest = {key: value for key, value in row.items() if key not in ("messages", "tools")}
         return {**form, "turns": users, "system": system, **rest}
     turns = [texts[at - 1] for at in asked]
-    return {**form, **row, "turns": turns, "messages": messages[: asked[-1] + 1]}
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message, whose content may come in parts."""
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
+    trajectory = {
+        "messages": messages[: asked[-1] + 1],
+        "tools": todays_tools(row.get("tools"), where),
+    }
+    return {**form, **row, "turns": turns, **trajectory}

@@ -17,6 +17,7 @@ from evaluation.questions.pinned_data import PINNED
 from evaluation.questions.questions import load_questions
 from evaluation.scoring.figures import CODE, SPEC_BENCH_TASKS
 from evaluation.scoring.per_question import task_of
+from model.commands.command_line import UserError
 
 TEXT = "Three\u2028lines,\n\u00e9, \\frac{1}{2}"  # U+2028 is no end of a line of JSON
 
@@ -47,6 +48,32 @@ def test_rows_become_questions_with_the_published_text(bench: str, tmp_path: Pat
     assert {question.category for question in questions} == {category}
     references = [json.loads(line)["reference"] for line in content.decode().split("\n") if line]
     assert references == [[row[reference]] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("row", "question_id", "category"),
+    [
+        ({"question": TEXT, "answer": "#### 3"}, 2, "math_reasoning"),
+        ({"task_id": 11, "text": TEXT, "code": "pass", "test_list": []}, 11, CODE),
+        ({"task_id": 11, "prompt": TEXT, "code": "pass", "test_list": []}, 11, CODE),
+        ({"task_id": "HumanEval/0", "prompt": TEXT}, "HumanEval/0", CODE),
+    ],
+)
+def test_files_are_read_as_their_owners_publish_them(
+    row: dict[str, Any], question_id: int | str, category: str, tmp_path: Path
+) -> None:
+    first = {"question_id": 7, "category": "qa", "turns": ["a"]}
+    file = tmp_path / "question.jsonl"
+    file.write_bytes(_lines([first, row]))
+    found = load_questions(file)[1]
+    assert (found.question_id, found.category, found.turns) == (question_id, category, (TEXT,))
+
+
+def test_a_row_of_no_form_is_told_the_forms(tmp_path: Path) -> None:
+    file = tmp_path / "question.jsonl"
+    file.write_bytes(_lines([{"problem": TEXT}]))
+    with pytest.raises(UserError, match=r"lacks the key 'question_id'; allowed: .*GSM8K"):
+        load_questions(file)
 
 
 @pytest.mark.parametrize("bench", FORMS)

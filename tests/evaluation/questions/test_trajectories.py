@@ -78,6 +78,86 @@ def test_each_turn_follows_the_true_messages_before_it(
     assert asked_ids(conversation, question, 1, []) == conversation.ids(prompts[1])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        {"name": "look_up", "arguments": {"word": "x"}},
+        {"name": "look_up", "arguments": json.dumps('{"word": "x"}')},
+        {"name": "look_up", "arguments": '{"word": "x"}'},
+    ],
+)
+@pytest.mark.parametrize("form", ["wrapped", "flat", "old"])
+def test_calls_of_every_form_are_those_of_today(
+    function: dict[str, Any], form: str, tmp_path: Path, conversation: ChatTemplateConversation
+) -> None:
+    call, answer = {"tool_calls": [{"id": "1", "function": function}]}, {"role": "tool"}
+    if form == "flat":
+        call = {"tool_calls": [function]}
+    if form == "old":
+        call, answer = {"function_call": function}, {"role": "function", "name": "look_up"}
+    messages = [
+        {"role": "assistant", "content": "How can I help?"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "is x?"}],
+        },
+        {"role": "assistant", "content": None, **call},
+        {**answer, "content": "x is a letter."},
+        {"role": "assistant", "content": "A letter."},
+    ]
+    tools = TOOLS if form == "wrapped" else [{"type": "function", **TOOLS[0]["function"]}]
+    rows = [{"id": "a", "messages": messages, "tools": tools}]
+    (question,) = load_questions(write_rows(tmp_path / "q.jsonl", rows))
+    check_messages(conversation, [question])
+    prompts = [conversation.message_prompt(question, turn) for turn in range(len(question.turns))]
+    begun = "[look_up]<assistant>How can I help?<user>What is x?<assistant>"
+    assert prompts == [begun, f"{begun}(look_up x)<tool>x is a letter.<assistant>"]
+    assert question.tools == tuple(TOOLS)
+    assert json.loads(question.messages[2]["tool_calls"][0]["function"]["arguments"]) == {
+        "word": "x"
+    }
+
+
+@pytest.mark.parametrize("arguments", [{"arguments": ""}, {"arguments": None}, {}])
+def test_calls_without_arguments_have_none(arguments: dict[str, Any], tmp_path: Path) -> None:
+    call = {"id": "1", "function": {"name": "end", **arguments}}
+    messages = [MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
+    (question,) = load_questions(
+        write_rows(tmp_path / "q.jsonl", [{"id": 1, "messages": messages}])
+    )
+    assert question.messages[1]["tool_calls"][0]["function"] == {"name": "end", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"tools": [{"type": "web_search"}]},
+            r"line 1, tool 0: got .*allowed: a function with a name",
+        ),
+        (
+            {"message": {"tool_calls": [{"id": "1"}]}},
+            "line 1, message 1, call 0: got .*with a name",
+        ),
+        (
+            {"message": {"tool_calls": "look_up"}},
+            "line 1, message 1: tool_calls: got look_up; allowed",
+        ),
+        (
+            {"message": {"content": [{"type": "image_url"}]}},
+            "line 1, message 1: content: got .*image_url",
+        ),
+    ],
+)
+def test_what_no_template_can_show_is_named_with_its_place(
+    row: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    messages = [MESSAGES[1], {"role": "assistant", "content": "A.", **row.pop("message", {})}]
+    file = write_rows(tmp_path / "q.jsonl", [{"id": 1, "messages": messages, **row}])
+    with pytest.raises(UserError, match=says):
+        load_questions(file)
+
+
 def test_a_template_that_leaves_calls_out_is_refused(
     question: Question, conversation: ChatTemplateConversation
 ) -> None:
