@@ -28,8 +28,8 @@ UNCATEGORISED = "uncategorised"
 # What SPEED-Bench has in place of texts that its owners' script fetches.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 FORMS = (
-    "questions of Spec-Bench (question_id, category, turns), FastChat (text), HumanEval and MBPP (task_id, prompt or "
-    "text), GSM8K (question, answer), ShareGPT (conversations), or OpenAI's messages"
+    "questions of Spec-Bench (question_id, category, turns), FastChat (text), HumanEval and MBPP (task_id, prompt "
+    "or text), GSM8K (question, answer), ShareGPT (conversations), or OpenAI's messages"
 )
 # Where Spec-Bench reports GSM8K's questions.
 GSM8K_TASK = "math_reasoning"
