@@ -59,6 +59,7 @@ from model.commands.loading import (
     refuse_gpus,
 )
 from model.commands.model_options import ModelOptions
+from model.engine.drafter import Drafter
 from model.kernels.registered_attention import sdpa_backends
 from model.machine.hardware import device_name, machine_name
 from model.machine.packages import versions
@@ -136,6 +137,7 @@ class Plan:
     log: AnswerLog
     start_memory: Memory = field(default_factory=dict)
     is_hot: bool = False  # whether the method keeps memory across questions
+    is_unsaved: bool = False  # whether it keeps some that no file can hold
     threads: int | None = None  # CPU threads; None if the loaded model decides
     client: Client | None = None  # of a server
 
@@ -157,7 +159,16 @@ class Plan:
         return self.log.remaining(self.asked.questions)
 
     def memory(self) -> Memory | None:
-        """Return the memory before the first question; None if every worker has a memory of its own."""
+        """Return the memory before the first question; None if every worker has a memory of its own.
+
+        A `UserError` if earlier questions left some that could not be saved.
+        """
+        if self.is_unsaved and self.log.num_rows:
+            raise UserError(
+                f"cannot resume {self.log.file}: {self.participant.method.name} has a reset, and no memory that "
+                "could be saved, so that its next answers would take other steps; give --overwrite, or write its "
+                "memory and load_memory"
+            )
         if self.run.uses_ray and not (self.is_hot and self.run.workers.state_order == "single"):
             return None
         return self.log.memory() if self.is_hot and self.log.num_rows else self.start_memory
@@ -264,14 +275,15 @@ def prepare(
     """
     client, model = None, asked.model
     memory: Memory = {}
-    is_hot = False
+    is_hot = is_unsaved = False
     if participant.is_served:
         client = Client(participant.config)
     else:
         assert model is not None, "a method needs a model"
         memory = read_memory(load_matrix, model.tokenizer)
         if isinstance(participant.method, Method) and model.vocab_size:
-            is_hot = _check_drafter(participant, run, model, memory, save_matrix is not None)
+            drafter = _check_drafter(participant, run, model, memory, save_matrix is not None)
+            is_hot, is_unsaved = drafter.is_hot, drafter.has_unsaved_memory
     model_id = run.answers.model_id or _run_name(participant, run, model)
     given = run.answers.answer_file
     if not given and not DATA_FOLDER.is_dir():  # as where the package is installed
@@ -299,7 +311,7 @@ def prepare(
     if threads:
         sidecar["threads"] = threads
     log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
-    return Plan(participant, run, asked, model_id, log, memory, is_hot, threads, client)
+    return Plan(participant, run, asked, model_id, log, memory, is_hot, is_unsaved, threads, client)
 
 
 def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[str, Any]:
@@ -342,8 +354,8 @@ def _as_served(asked: Asked, run: RunConfig, client: Client) -> dict[str, Any]:
 
 def _check_drafter(
     participant: Participant, run: RunConfig, model: CheckedModel, memory: Memory, is_saved: bool
-) -> bool:
-    """Check options, memory and model by making a drafter; return whether it keeps memory across questions."""
+) -> Drafter:
+    """Check options, memory and model by making a drafter, which is returned."""
     # The run's device: a draft model loaded here is kept; workers load their own.
     device = torch.device("cpu") if run.uses_ray else model.device
     method, vocab_size = participant.method, model.vocab_size
@@ -366,7 +378,7 @@ def _check_drafter(
             f"batch_size: got {run.answers.batch_size} with a cold start, which clears the memory before each "
             "question while others still use it; allowed: 1; leave one of them out"
         )
-    return drafter.is_hot
+    return drafter
 
 
 def model_answers(questions: QuestionOptions) -> Path:

@@ -235,6 +235,15 @@ class Drafter:
         """Whether memory lives on from question to question in a run."""
         return self.keeps_memory() and not self.needs.cold_start
 
+    @property
+    def has_unsaved_memory(self) -> bool:
+        """Whether `reset` forgets something across questions that no `memory` saves.
+
+        What a `reset` of this package forgets beside a memory is learned again in a few steps.
+        """
+        forgets = not type(self).reset.__module__.startswith(__name__.partition(".")[0] + ".")
+        return forgets and not self.keeps_memory() and not self.needs.cold_start
+
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""
         return ""

@@ -279,6 +279,29 @@ def test_a_resumed_hot_run_is_the_run_that_was_cut(
     assert meta["question_end"] == QUESTIONS
 
 
+class Forgetful(drafter_class("pld")):  # type: ignore[misc]
+    """A method of somebody's own that keeps something from question to question, and cannot save it."""
+
+    def reset(self) -> None:
+        super().reset()
+
+
+def test_a_method_whose_memory_cannot_be_saved_is_not_gone_on_with(
+    options: list[str], tmp_path: Path
+) -> None:
+    file, method = tmp_path / "own.jsonl", f"{__name__}:Forgetful"
+    assert run(method, options, file) == 0
+    whole = steps_of(file)
+    assert run(method, options, file) == 0, "a finished run needs no memory"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:1]))
+    with pytest.raises(UserError, match=r"cannot resume .*Forgetful has a reset, and no memory"):
+        run(method, options, file)
+    assert file.read_text() == lines[0]
+    assert run(method, options, file, "--overwrite") == 0
+    assert steps_of(file) == whole
+
+
 def test_a_run_that_was_broken_off_after_its_last_answer_is_finished(
     greedy: dict[str, Path], options: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
