@@ -29,7 +29,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.answers.answer_file import Categories, add_category_options
+from evaluation.answers.answer_file import (
+    Categories,
+    add_category_options,
+    add_tokenizer_option,
+    load_tokenizer,
+)
 from evaluation.reporting.latex import latex_text
 from evaluation.reporting.leaderboard_tables import (
     OVERVIEW_FACTS,
@@ -135,17 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables, write what is asked for; return the exit code."""
     options = _parse(argv)
     paths = _answer_paths(options.paths, options.base)
-    files = _output_files(options)
-    refuse_outputs(files.values(), paths)
+    outputs = _output_files(options)
+    refuse_outputs(outputs.values(), paths)
     published = None
     if options.published:
         devices = options.published_device or DEFAULT_DEVICES
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     left_out: list[str] = []
     categories = Categories(options.question_file, options.category_map)
-    groups = group_answers(
-        load_all(paths, options.paths, left_out, categories), options.base, left_out
-    )
+    tokenizer = load_tokenizer(options.tokenizer_path)
+    files = load_all(paths, options.paths, left_out, categories, tokenizer)
+    groups = group_answers(files, options.base, left_out)
     board = leaderboard_of(groups, published, left_out)
     json_text = json_line(board.records) + "\n"
     writers: dict[str, Callable[[], str]] = {
@@ -157,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "html": lambda: _html(board),
         "spec_bench_csv": lambda: spec_bench_csv(groups),
     }
-    contents: dict[Path, str | bytes] = {path: writers[name]() for name, path in files.items()}
+    contents: dict[Path, str | bytes] = {path: writers[name]() for name, path in outputs.items()}
     if options.pictures:
         contents |= _pictures(groups, Path(options.pictures))
     for folder in filter(None, (options.out, options.pictures)):
@@ -300,6 +305,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="the baseline: a method's name, or one of its answer files (default: vanilla)",
     )
     add_category_options(parser)
+    add_tokenizer_option(parser)
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,

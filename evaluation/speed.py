@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.answers.answer_file import Categories, add_category_options
+from evaluation.answers.answer_file import (
+    Categories,
+    add_category_options,
+    add_tokenizer_option,
+    load_tokenizer,
+)
 from evaluation.answers.defects import check_limit
 from evaluation.answers.differences import Equality
 from evaluation.answers.row import AnswerRow
@@ -46,7 +51,7 @@ from evaluation.scoring.per_question import (
     uncategorised_text,
     used_defects_text,
 )
-from model.commands.command_line import OptionParser, UserError, first_line, run_command
+from model.commands.command_line import OptionParser, UserError, run_command
 
 COUNTED = ("drafted", "accepted")
 
@@ -103,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and the questions left out, JSON on request; return the exit code."""
     options = _parse(argv)
     pairs = _pair_runs(options.file_path, options.base_path)
-    tokenizer = _load_tokenizer(options.tokenizer_path) if options.tokenizer_path else None
+    tokenizer = load_tokenizer(options.tokenizer_path)
     warnings = [text for pair in pairs for text in differing_conditions(*pair)]
     for text in warnings:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
@@ -203,12 +208,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="print all figures as one line of JSON below the tables"
     )
-    parser.add_argument(
-        "--tokenizer-path",
-        metavar="T",
-        help="legacy ruler: count the baseline's tokens from its text with this tokenizer, minus one "
-        "a turn, as Spec-Bench does (default: the tokens the baseline counted)",
-    )
+    add_tokenizer_option(parser)
     parser.add_argument(
         "--max-new-tokens",
         type=int,
@@ -235,15 +235,6 @@ def _pair_runs(paths: Sequence[str], base_paths: Sequence[str]) -> list[tuple[st
     if len({Path(path).resolve() for path in paths}) < len(paths):
         raise UserError("--file-path names a file twice; give a different file for each run")
     return list(zip(paths, base_paths, strict=True))
-
-
-def _load_tokenizer(path: str) -> Tokenizer:
-    from transformers import AutoTokenizer  # imported late: it takes seconds
-
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 
 
 def _notes(

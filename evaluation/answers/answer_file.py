@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import category_map, load_questions
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, first_line
 
 # Bytes of a row that is read to see whether a file holds answers.
 LONGEST_LINE = 2**28
@@ -86,6 +87,28 @@ def add_category_options(parser: argparse.ArgumentParser) -> None:
         metavar="OLD=NEW",
         help="rename a category, such as math=math_reasoning for GSM8K in files of EAGLE",
     )
+
+
+def add_tokenizer_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of `load_tokenizer`."""
+    parser.add_argument(
+        "--tokenizer-path",
+        metavar="T",
+        help="legacy ruler: count the baseline's tokens from its text with this tokenizer, minus one "
+        "a turn, as Spec-Bench's script does (default: the tokens the baseline counted)",
+    )
+
+
+def load_tokenizer(path: str | None) -> Any:
+    """Return the tokenizer of a folder or hub name; None without one, a `UserError` if there is none there."""
+    if path is None:
+        return None
+    from transformers import AutoTokenizer  # imported late: it takes seconds
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 
 
 class Categories:

@@ -89,7 +89,8 @@ def group_table(group: Group) -> Table:
         ]
         for row in group.rows
     ]
-    caption = f"Speed-up over {baseline_title(group)}, as Spec-Bench counts"
+    counted = "" if group.is_retokenised else ", by counted tokens"
+    caption = f"Speed-up over {baseline_title(group)}, as Spec-Bench counts{counted}"
     header = [METHOD, *map(task_title, columns), MAT, OVERALL_TITLE]
     return Table(caption, header, rows, first=(OVERALL_TITLE, MAT))
 

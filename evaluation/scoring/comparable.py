@@ -34,15 +34,17 @@ from evaluation.scoring.groups import (
 )
 from evaluation.scoring.intervals import CONFIDENCE, PrefillGap, prefill_gap
 from evaluation.scoring.ledger import broken_identities, too_fast
-from evaluation.scoring.per_question import uncategorised_text, used_defects_text
+from evaluation.scoring.per_question import Tokenizer, uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
 
 
-def load_answers(path: Path, categories: Categories | None = None) -> AnswerFile:
+def load_answers(
+    path: Path, categories: Categories | None = None, tokenizer: Tokenizer | None = None
+) -> AnswerFile:
     """Read an answer file and its sidecar; `categories` are given to rows without one, or renamed."""
     categories = categories or Categories()
     rows = [categories.of(row) for _, row in read_lines(path)]
-    return AnswerFile(path, rows, RunRecord.read(path))
+    return AnswerFile(path, rows, RunRecord.read(path), tokenizer)
 
 
 def load_all(
@@ -50,18 +52,19 @@ def load_all(
     named: Sequence[str],
     left_out: list[str],
     categories: Categories | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> list[AnswerFile]:
     """Read answer files; what is in a folder need not be one, and `left_out` gets a line for each that is not.
 
-    `named` is what was asked for, files and folders; `categories` are as in `load_answers`. A `UserError` if a file
-    that was named cannot be read, or none can.
+    `named` is what was asked for, files and folders; `categories` and `tokenizer` are as in `load_answers`. A
+    `UserError` if a file that was named cannot be read, or none can.
     """
     must_be_read = {Path(name).resolve() for name in named}
     files = []
     reasons = []
     for path in paths:
         try:
-            files.append(load_answers(path, categories))
+            files.append(load_answers(path, categories, tokenizer))
         except UserError as error:
             if path.resolve() in must_be_read:
                 raise
@@ -248,9 +251,10 @@ def _measure(
     for bench in sorted(entry.runs, key=lambda name: name == group_bench):
         pairs = list(_pairs(entry.runs[bench], baseline, bench))
         names = (str(pairs[0][0].path), str(pairs[0][1].path))
-        figures = measure_runs(
-            [(file.frame, base.frame) for file, base in pairs], names, confidence
-        )
+        frames = [
+            (file.frame, base.frame if file is base else base.base_frame) for file, base in pairs
+        ]
+        figures = measure_runs(frames, names, confidence)
         parts.append(figures if bench == group_bench else figures.only(CODE))
         broken += broken_identities(pairs, figures)
         fast += too_fast(pairs, figures, noise)

@@ -32,7 +32,7 @@ from evaluation.scoring.intervals import (
     prefill_warnings,
     speed_verdict,
 )
-from evaluation.scoring.per_question import question_frame
+from evaluation.scoring.per_question import Tokenizer, question_frame
 
 MBPP = "mbpp"
 PLAIN = "vanilla"
@@ -46,6 +46,9 @@ class AnswerFile:
     path: Path
     rows: list[AnswerRow]
     record: RunRecord
+    tokenizer: Tokenizer | None = (
+        None  # counts a baseline's tokens from its texts, as Spec-Bench does
+    )
 
     @property
     def method(self) -> str:
@@ -71,6 +74,11 @@ class AnswerFile:
     def frame(self) -> pd.DataFrame:
         """The rows as figures see them; read alone."""
         return question_frame(self.rows, self.record.max_new_tokens)
+
+    @cached_property
+    def base_frame(self) -> pd.DataFrame:
+        """The rows as figures see them where they are the baseline's."""
+        return question_frame(self.rows, self.record.max_new_tokens, self.tokenizer)
 
     @property
     def is_code(self) -> bool:
@@ -176,6 +184,11 @@ class Group(NamedTuple):
     @property
     def files(self) -> list[AnswerFile]:
         return [file for row in self.rows for file in row.entry.files]
+
+    @property
+    def is_retokenised(self) -> bool:
+        """Whether a tokenizer counts the baseline's tokens, as in Spec-Bench's own script."""
+        return any(file.tokenizer is not None for file in self.baseline.files)
 
     @property
     def measured(self) -> list[Measured]:

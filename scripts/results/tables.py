@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from evaluation.answers.answer_file import load_tokenizer
 from evaluation.leaderboard import leaderboard_of, text_of
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
@@ -16,7 +18,7 @@ from evaluation.scoring.comparable import group_answers, neighbours
 from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.command_line import UserError
-from model.commands.model_options import KNOWN_MODELS, MODELS_FOLDER
+from model.commands.model_options import DEMO_MODEL, KNOWN_MODELS, MODELS_FOLDER
 from model.methods import words_of
 from scripts.results.pack import groups_of
 
@@ -57,6 +59,39 @@ def tasks(packs: Sequence[Path]) -> str:
         for title, row in _by_title(group).items()
         if row.entry is not group.baseline
     ]
+    return markdown_table(header, body, num_text_columns=2)
+
+
+def rulers(packs: Sequence[Path]) -> str:
+    """Return overall speed-ups of the demo model's methods by every ruler, from the same answers.
+
+    Raises:
+        UserError: for another model, whose tokenizer is not here.
+    """
+    groups, tokenizer = _groups(packs), load_tokenizer(str(DEMO_MODEL))
+    header = [
+        "model",
+        "method",
+        "exact",
+        "decoding alone",
+        "by counted tokens",
+        "Spec-Bench's script",
+    ]
+    body = []
+    for group in groups:
+        if Path(group.conditions[0].partition("@")[0]) != Path(*DEMO_MODEL.parts[-2:]):
+            raise UserError(f"rulers: got {group.conditions[0]}; allowed: the demo model")
+        (counted,) = group_answers([replace(file, tokenizer=tokenizer) for file in group.files])
+        by_script = {
+            row.entry.label: row.figures.figure(OVERALL, "speedup") for row in counted.rows
+        }
+        for title, row in _by_title(group).items():
+            if row.entry is not group.baseline:
+                names = ("exact_speedup", "decode_speedup", "speedup")
+                values = [row.figures.figure(OVERALL, name) for name in names]
+                values.append(by_script[row.entry.label])
+                cells = [figure_text(value, unit="x") for value in values]
+                body.append([_column(group), title, *cells])
     return markdown_table(header, body, num_text_columns=2)
 
 
@@ -106,6 +141,7 @@ def nodes(packs: Sequence[Path]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "summary": summary,
     "tasks": tasks,
+    "rulers": rulers,
     "programs": programs,
     "report": report,
     "batches": batches,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.leaderboard import main as leaderboard
 from evaluation.speed import main as speed
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
@@ -191,6 +192,25 @@ def test_tokenizer_counts_the_baseline(
         (3 / 3 + 3 / 2) / 2
     )
     assert report["baseline_tokens"] == "retokenised"
+
+
+def test_the_leaderboard_counts_the_baseline_likewise(
+    tmp_path: Path, pair: tuple[str, str], capsys: Capture
+) -> None:
+    for path in map(Path, pair):
+        path.with_suffix(".meta.json").write_text(json.dumps(META | {"method": path.stem}))
+    tokenizer = ["--tokenizer-path", str(tmp_path / "tokenizer")]
+    _save_word_tokenizer(tmp_path / "tokenizer")
+    assert main(["--file-path", pair[0], "--base-path", pair[1], *tokenizer]) == 0
+    expected = _report(capsys)[1]["tasks"]["overall"]["speedup"]
+    assert leaderboard([*pair, "--base", pair[1], "--json", "-", *tokenizer]) == 0
+    lines, report, _ = _report(capsys)
+    method, base = report["measured"]
+    assert method["overall"] == pytest.approx(expected) != 2.5
+    assert base["overall"] == 1, "the baseline is measured against itself"
+    assert "Speed-up over Vanilla (autoregressive), as Spec-Bench counts" in lines
+    assert leaderboard([*pair, "--base", pair[1]]) == 0
+    assert "as Spec-Bench counts, by counted tokens\n" in capsys.readouterr().out
 
 
 def _save_word_tokenizer(folder: Path) -> None:
