@@ -74,7 +74,7 @@ def _report(capsys: Capture) -> tuple[str, dict[str, Any]]:
 
 
 def test_idxs_count_steps_from_0(eagle: str, plain: str, capsys: Capture) -> None:
-    assert speed.main(["--file-path", eagle, "--base-path", plain]) == 0
+    assert speed.main(["--file-path", eagle, "--base-path", plain, "--json"]) == 0
     text, report = _report(capsys)
     task = report["tasks"]["uncategorised"]
     assert task["mean_accepted_tokens"] == pytest.approx((96 + 128) / (32 + 41))
@@ -87,11 +87,11 @@ def test_categories_come_from_a_question_file(
     eagle: str, plain: str, questions: str, capsys: Capture
 ) -> None:
     given = ["--file-path", eagle, "--base-path", plain, "--question-file", questions]
-    assert speed.main(given) == 0
+    assert speed.main([*given, "--json"]) == 0
     text, report = _report(capsys)
     assert list(report["tasks"]) == ["mt_bench", "qa", "overall"]
     assert "no category" not in text
-    assert speed.main([*given, "--category-map", "qa=rag", "writing=mine"]) == 0
+    assert speed.main([*given, "--json", "--category-map", "qa=rag", "writing=mine"]) == 0
     assert list(_report(capsys)[1]["tasks"]) == ["rag", "mine", "overall"]
 
 
@@ -108,7 +108,7 @@ def test_rates_need_tokens_and_seconds_alone(
     for row in rows:
         del row["choices"][0]["idxs"]
     bare = str(write_answers(tmp_path / "bare.jsonl", rows))
-    assert speed.main(["--file-path", bare, "--base-path", plain]) == 0
+    assert speed.main(["--file-path", bare, "--base-path", plain, "--json"]) == 0
     overall = _report(capsys)[1]["tasks"]["overall"]
     assert overall["exact_mean_accepted_tokens"] is overall["mean_accepted_tokens"] is None
     assert overall["exact_speedup"] == pytest.approx(3.0)
@@ -129,7 +129,7 @@ def test_texts_whose_tokens_nobody_counted(
     given = ["--file-path", eagle, "--base-path", base]
     with pytest.raises(UserError, match="no question has figures in both"):
         speed.main(given)
-    assert speed.main([*given, "--tokenizer-path", str(DEMO_MODEL)]) == 0
+    assert speed.main([*given, "--json", "--tokenizer-path", str(DEMO_MODEL)]) == 0
     overall = _report(capsys)[1]["tasks"]["overall"]
     assert overall["speedup"] > 0
     assert overall["questions"] == 0, "exact figures are made of counted tokens"
@@ -175,7 +175,7 @@ def test_a_leaderboard_of_files_of_others_writes_every_format(
     eagle: str, plain: str, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "report"
-    assert leaderboard.main([eagle, plain, "--base", plain, "--out", str(out)]) == 0
+    assert leaderboard.main([eagle, plain, "--base", plain, "--json", "-", "--out", str(out)]) == 0
     text, report = _report(capsys)
     assert "questions not recorded" in text
     assert [row["uncategorised"] for row in report["measured"]] == pytest.approx([3.0, 1.0])
