@@ -185,7 +185,8 @@ class AnswerLog:
         self.is_finished = found.get("end_time") is not None
         part = {key: mine.get(key) for key in ("start_time", "git_commit", "versions")}
         resumed = [*found.get("resumed", []), part]
-        return {**found, **_wider(found, mine), "end_time": None, "resumed": resumed}
+        is_open = {"end_time": None, "num_rows": None}
+        return {**found, **_wider(found, mine), **is_open, "resumed": resumed}
 
     def _write_meta(self) -> None:
         RunRecord.of(self._meta).write(self.file)

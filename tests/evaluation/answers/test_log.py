@@ -253,6 +253,8 @@ def test_times_versions_and_commit_may_differ_between_the_parts_of_a_run(tmp_pat
     meta = read_meta(file)
     assert (meta["git_commit"], meta["start_time"]) == ("a", 1.0)
     assert meta["end_time"] > 2 and meta["num_rows"] == 1
+    begun(file, meta=later).close()
+    assert read_meta(file)["num_rows"] is None, "a run that goes on may have more rows soon"
     assert meta["resumed"] == [
         {"start_time": 2.0, "git_commit": "b", "versions": {"torch": "2"}}
     ], "the sidecar should tell of the part that another commit wrote"
