@@ -147,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes = list(dict.fromkeys(notes))
     names = list(RULERS) if options.ruler == "both" else [options.ruler]
     parts = [f"{RULERS[name].title}\n\n{_ruler_table(figures, RULERS[name])}" for name in names]
-    drafting = _drafting_report([row for path, _ in pairs for row in files[path].rows])
+    rows = [row for path, _ in pairs for row in files[path].rows]
+    drafting = _drafting_report(rows) if options.drafting or options.json else {}
     if options.drafting:
         parts.append(_drafting_text(drafting))
     print(

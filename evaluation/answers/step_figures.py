@@ -24,10 +24,10 @@ Key = TypeVar("Key", int, str)
 NodePlace = tuple[int, int]
 # Of a step, each timed.
 PARTS = ("draft", "forward", "verify", "keep", "observe")
-# Bins are those of speculators' scripts: a prompt's length lies in (4096, 8192], and so on up to 1M; a step's
-# place in [256, 512), and so on.
 # What tells each step of a server's answer.
 STEPS_OF_FIELDS = {"per_step_accepted", "acceptance_histogram"}
+# Bins are those of speculators' scripts: a prompt's length lies in (4096, 8192], and so on up to 1M; a step's
+# place in [256, 512), and so on.
 START_EDGES = (0, *(2**power for power in range(12, 21)))
 POSITION_BIN = 256
 

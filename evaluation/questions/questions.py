@@ -249,10 +249,9 @@ def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:
             "system": next((text for speaker, text in said if speaker == "system"), None),
         }
         return {**form, **row}
-    if "task_id" in row and "prompt" in row:
-        return {"question_id": row["task_id"], "category": "code", "turns": [row["prompt"]], **row}
-    if "task_id" in row and "text" in row:
-        return {"question_id": row["task_id"], "category": "code", "turns": [row["text"]], **row}
+    if "task_id" in row and ("prompt" in row or "text" in row):
+        text = row["prompt"] if "prompt" in row else row["text"]
+        return {"question_id": row["task_id"], "category": "code", "turns": [text], **row}
     if "question" in row and "answer" in row:
         return {"question_id": place, "category": GSM8K_TASK, "turns": [row["question"]], **row}
     if "text" in row:
