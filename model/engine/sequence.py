@@ -211,7 +211,7 @@ class RunningSequence:
         self._go(READY, DRAFTED)
         self._needs = None
         budget = self.budget
-        return _checked(self.drafter.propose(self.tokens, budget), budget)
+        return self._checked(self.drafter.propose(self.tokens, budget), budget)
 
     def offer(self, most: int, least: float) -> Sequence[float] | None:
         """Return the acceptance probabilities of nodes to draft, as `Drafter.offer`; None: it only proposes."""
@@ -225,7 +225,11 @@ class RunningSequence:
     def take(self, count: int) -> DraftTree:
         """Return the tree of the first `count` of the offered nodes."""
         self._go(OFFERED, DRAFTED)
-        return _checked(self.drafter.take(count), self.budget)
+        return self._checked(self.drafter.take(count), self.budget)
+
+    def _checked(self, tree: DraftTree, budget: DraftBudget) -> DraftTree:
+        tree.topology.check(budget.max_depth, budget.chain_only, self.drafter.max_nodes)
+        return tree
 
     def pause(self) -> DraftTree:
         """Return the root alone, in place of `propose`; the drafter only takes note of the new token."""
@@ -337,11 +341,6 @@ class RunningSequence:
 def _asked(stop: Callable[[Sequence[int]], bool], text: Sequence[int]) -> bool:
     with as_in_transformers():
         return stop(text)
-
-
-def _checked(tree: DraftTree, budget: DraftBudget) -> DraftTree:
-    tree.topology.check(budget.max_depth, budget.chain_only)
-    return tree
 
 
 def rows_for(request: Request, drafter: Drafter) -> int:

@@ -87,8 +87,10 @@ class TreeTopology:
         """Whether every node has at most one child (the root alone is a chain)."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
-    def check(self, max_depth: int, chain_only: bool) -> None:
+    def check(self, max_depth: int, chain_only: bool, max_nodes: int) -> None:
         """Raise ValueError if the tree exceeds a budget: a drafter's bug, not a user's mistake."""
+        if self.num_nodes > max_nodes:
+            raise ValueError(f"draft of {self.num_nodes} nodes; allowed: max_nodes={max_nodes}")
         if self.max_depth > max_depth:
             raise ValueError(f"draft of depth {self.max_depth}; allowed: at most {max_depth}")
         if chain_only and not self.is_chain:

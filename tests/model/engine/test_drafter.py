@@ -106,8 +106,7 @@ def test_drafts_stay_inside_random_budgets(method: str) -> None:
     for _ in range(60):
         budget = DraftBudget(source.randrange(12), chain_only=source.random() < 0.5)
         tree = drafter.propose(SECOND, budget)
-        tree.topology.check(budget.max_depth, budget.chain_only)
-        assert tree.topology.num_nodes <= drafter.max_nodes
+        tree.topology.check(budget.max_depth, budget.chain_only, drafter.max_nodes)
         assert int(tree.token_ids[0]) == SECOND[-1], "the root is the last token"
         assert tree.token_ids.shape == (tree.topology.num_nodes,)
         least = PROBE if drafter.needs.probes else 0

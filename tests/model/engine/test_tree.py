@@ -90,9 +90,11 @@ def test_trees_are_built_from_lists_and_chains() -> None:
 
 def test_a_budget_refuses_what_exceeds_it() -> None:
     tree = TreeTopology((-1, 0, 0))
-    tree.check(1, chain_only=False)
-    TreeTopology.chain(3).check(2, chain_only=True)
+    tree.check(1, chain_only=False, max_nodes=3)
+    TreeTopology.chain(3).check(2, chain_only=True, max_nodes=3)
     with pytest.raises(ValueError, match="depth 1; allowed: at most 0"):
-        tree.check(0, chain_only=False)
+        tree.check(0, chain_only=False, max_nodes=3)
     with pytest.raises(ValueError, match="branches"):
-        tree.check(5, chain_only=True)
+        tree.check(5, chain_only=True, max_nodes=3)
+    with pytest.raises(ValueError, match="draft of 3 nodes; allowed: max_nodes=2"):
+        tree.check(5, chain_only=False, max_nodes=2)

@@ -30,7 +30,7 @@ def nodes(
 ) -> list[tuple[int, int]]:
     """Return the token and the parent of every node of the draft after a text."""
     tree = cacheback.propose(context, budget)
-    tree.topology.check(budget.max_depth, budget.chain_only)
+    tree.topology.check(budget.max_depth, budget.chain_only, cacheback.max_nodes)
     return list(zip(tree.token_ids.tolist(), tree.topology.parents, strict=True))
 
 
