@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import model
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     file
@@ -46,3 +48,14 @@ def test_the_navigation_names_every_page() -> None:
     named = re.findall(r"(\S+\.md)$", navigation, re.MULTILINE)
     places = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md"), ROOT / "README.md"]
     assert sorted(named) == sorted(str(page.relative_to(ROOT)) for page in places)
+
+
+def test_the_reference_has_a_sentence_for_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    before, *entries = re.split(r"^::: (\S+)\n(?: {4}.*\n)?", text, flags=re.MULTILINE)
+    sentences = [before, *entries[1::2]]  # between the directives, which GitHub does not show
+    for name, said in zip(entries[::2], sentences, strict=False):
+        assert re.search(r"[.:]\s*$", said), f"{name}: a sentence comes before it"
+    named = {name.removeprefix("token_recycling.") for name in entries[::2]}
+    named |= set(re.findall(r"`(\w+)", text))
+    assert set(model.__all__) - {"__version__"} <= named

@@ -23,6 +23,7 @@ from model.commands.command_line import UserError
 PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "data" / "published"
 SPEC_BENCH_FILE = "spec_bench_leaderboard.csv"
 PAPER_FILE = "token_recycling_paper.csv"
+FURTHER_FILE = "further_figures.csv"
 DEFAULT_DEVICES = ("A100", "3090")
 BASELINE_METHOD = "AR"
 # Spec-Bench's leaderboard names the card without its memory; its text says 80 GB.
@@ -43,7 +44,8 @@ def read_published(
     where none was reported. A `UserError` if a file is missing or not as expected, or a device or model has no row.
     """
     try:
-        rows = pd.concat([_read_spec_bench(folder), _read_paper(folder)], ignore_index=True)
+        parts = [_read_spec_bench(folder), _read_paper(folder), _read_further(folder)]
+        rows = pd.concat(parts, ignore_index=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"cannot read the published figures in {folder} ({error}); pass --no-published"
@@ -127,3 +129,11 @@ def _read_paper(folder: Path) -> pd.DataFrame:
     rows["model"] = "Vicuna-" + rows["size"] + "-v1.3"
     rows["source"] = rows["source"] + " (" + rows["benchmark_models"] + ")"
     return rows.rename(columns={"overall_speedup": "overall", "mbpp_speedup": CODE})
+
+
+def _read_further(folder: Path) -> pd.DataFrame:
+    """Rows of other shapes that have a speed-up or accepted tokens; the source names their benchmark."""
+    rows = pd.read_csv(folder / FURTHER_FILE).rename(columns={"overall_speedup": "overall"})
+    rows["source"] = rows["source"] + " (" + rows["benchmark"] + ")"
+    rows = rows.reindex(columns=COLUMNS)
+    return rows.dropna(subset=["mean_accepted_tokens", "overall"], how="all")

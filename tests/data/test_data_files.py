@@ -13,6 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evaluation.reporting.published import (
+    BASELINE_METHOD,
+    FURTHER_FILE,
+    PUBLISHED_DIR,
+    read_published,
+)
+
 DATA = Path(__file__).resolve().parents[2] / "data"
 TWO_TURNS = (
     "writing",
@@ -108,7 +115,7 @@ def test_published_leaderboard() -> None:
     figures = [*TASKS, "mean_accepted_tokens", "overall_speedup"]
     assert list(table.columns) == ["device", "model", "method", *figures, "conditions", "source"]
     assert not table.isna().any(axis=None)
-    assert set(table["device"]) == {"3090", "A100", "A100-40GB"}
+    assert set(table["device"]) == {"3090", "A100", "A100-40GB", "A6000"}
     _assert_plausible(table[figures])
     assert not table.duplicated(["device", "model", "method"]).any()
     for row in table.itertuples():
@@ -130,3 +137,18 @@ def test_published_paper_table() -> None:
         rate = f"{prefix}tokens_per_second"
         derived = table[rate] / table["size"].map(base[rate])
         assert ((derived - table[speedup]).abs().dropna() < 0.02).all()
+
+
+def test_further_figures_have_a_source_and_conditions() -> None:
+    table = pd.read_csv(PUBLISHED_DIR / FURTHER_FILE)
+    figures = ["mean_accepted_tokens", "tokens_per_second", "overall_speedup"]
+    assert not table.drop(columns=[*figures, "further"]).isna().any(axis=None)
+    assert table["source"].str.contains("https://").all()
+    assert table[[*figures, "further"]].notna().any(axis=1).all(), "each says something"
+    # It would be taken for the speed of plain decoding on Spec-Bench.
+    assert BASELINE_METHOD not in set(table["method"])
+    _assert_plausible(table[["mean_accepted_tokens", "overall_speedup"]])
+    shown = read_published(PUBLISHED_DIR, ["A40", "GNR-AP", "A6000"])
+    assert list(shown["overall"].head(3)) == [2.58, 2.38, 2.27]
+    assert set(shown["model"]) == {"Vicuna-7B-v1.3", "Qwen2.5-0.5B", "Llama-2-7b"}
+    assert shown["source"].str.contains("Spec-Bench|README|not stated").all()
