@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 
 from evaluation.answers.answer_file import load_tokenizer
+from evaluation.inference.command import AUTO
 from evaluation.leaderboard import leaderboard_of, text_of
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
@@ -19,7 +20,8 @@ from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL, KNOWN_MODELS, MODELS_FOLDER
-from model.methods import words_of
+from model.methods import METHODS, drafter_class, words_of
+from model.options import chosen
 from scripts.results.pack import groups_of
 
 # The folder of a comparison of methods with the options that each has by default.
@@ -33,33 +35,45 @@ MODEL_TITLES = {
 
 
 def summary(packs: Sequence[Path]) -> str:
-    """Return methods against groups: tokens a second, speed-up with its interval, mean accepted tokens."""
+    """Return methods and their commands against groups: tokens a second, speed-up, mean accepted tokens."""
     groups = _groups(packs)
     columns = [
         {title: f"{_rate(group, row)}, MAT {_mat(row)}" for title, row in _by_title(group).items()}
         for group in groups
     ]
-    return _captioned(groups, _matrix([*map(_column, groups)], columns))
+    rows = {title: row for group in groups for title, row in _by_title(group).items()}
+    commands = {title: f"`{_command(row.entry)}`" for title, row in rows.items()}
+    titles = ["command", *map(_column, groups)]
+    return _captioned(groups, _matrix(titles, [commands, *columns], num_text_columns=2))
 
 
 def tasks(packs: Sequence[Path]) -> str:
-    """Return speed-ups by task as Spec-Bench counts, and of decoding alone, for each method of each group."""
+    """Return speed-ups by task, and of decoding alone, for each method of each group.
+
+    All are by the exact ruler, with intervals over that many questions.
+    """
     groups = _groups(packs)
-    every = dict.fromkeys(task for group in groups for task in group.tasks)
-    columns = [task for task in every if task not in (OVERALL, CODE)]
-    header = ["model", "method", *map(task_title, columns), "decoding"]
+    every = dict.fromkeys(task for group in groups for task in group.tasks if task != CODE)
+    counts = {
+        task: {
+            f"{row.figures.figure(task, 'questions'):.0f}" for group in groups for row in group.rows
+        }
+        for task in every
+    }
+    header = ["model", "method"]
+    header += [f"{task_title(task)} ({' or '.join(sorted(counts[task]))})" for task in every]
     body = [
         [
             _column(group),
             title,
-            *(figure_text(row.figures.figure(task, "speedup"), unit="x") for task in columns),
-            figure_text(row.figures.figure(OVERALL, "decode_speedup"), unit="x"),
+            *(_speedup(group, row, task=task) for task in every),
+            _speedup(group, row, "decode_speedup"),
         ]
         for group in groups
         for title, row in _by_title(group).items()
         if row.entry is not group.baseline
     ]
-    return markdown_table(header, body, num_text_columns=2)
+    return markdown_table([*header, "decoding"], body, num_text_columns=2)
 
 
 def rulers(packs: Sequence[Path]) -> str:
@@ -149,11 +163,29 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
 }
 
 
-def _matrix(titles: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
+def _command(entry: Entry) -> str:
+    """Return a method with its options as `evaluation.compare --methods` takes it: "recycling-auto"."""
+    if entry.method not in METHODS:
+        return entry.method
+    drafter, name = drafter_class(entry.method), entry.method
+    known = {item.name for item in fields(drafter.config_class)}
+    given = {option: value for option, value in entry.options.items() if option in known}
+    further = chosen(drafter.config_class(**given))
+    automatic = dict(drafter.auto_options)
+    if automatic and automatic.items() <= further.items():
+        name += AUTO
+        further = {option: value for option, value in further.items() if option not in automatic}
+    flags = (f"--{option.replace('_', '-')} {value}" for option, value in further.items())
+    return " ".join((name, *flags))
+
+
+def _matrix(
+    titles: Sequence[str], columns: Sequence[Mapping[str, str]], num_text_columns: int = 1
+) -> str:
     """Return columns of cells by method as a table."""
     names = dict.fromkeys(name for cells in columns for name in cells)
     body = [[name, *(cells.get(name, "-") for cells in columns)] for name in names]
-    return markdown_table(["method", *titles], body)
+    return markdown_table(["method", *titles], body, num_text_columns)
 
 
 def _by_size(pack: Path) -> str:
@@ -164,7 +196,7 @@ def _by_size(pack: Path) -> str:
     for caption, cell in (
         ("Tokens a step (tokens a second)", _work),
         ("Speed-up over vanilla", _speedup),
-        ("MB that the drafter holds after the last question", _held),
+        ("MiB that the drafter holds after the last question", _held),
     ):
         columns = [
             {_line(row.entry, sizes): cell(group, row) for row in group.rows}
@@ -306,10 +338,10 @@ def _mat(row: Measured) -> str:
     return figure_text(row.figures.figure(OVERALL, "exact_mean_accepted_tokens"))
 
 
-def _speedup(group: Group, row: Measured, name: str = "exact_speedup") -> str:
+def _speedup(group: Group, row: Measured, name: str = "exact_speedup", task: str = OVERALL) -> str:
     """Return the speed-up over the baseline with its interval, and whether answers are others."""
-    text = figure_text(row.figures.figure(OVERALL, name), unit="x")
-    interval = row.figures.interval(OVERALL, name)
+    text = figure_text(row.figures.figure(task, name), unit="x")
+    interval = row.figures.interval(task, name)
     if row.entry is not group.baseline and interval.is_known:
         text += f" {bounds_text(interval)}"
     return text + ", not lossless" * row.equality.is_broken
