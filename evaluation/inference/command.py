@@ -73,7 +73,7 @@ def build_parser(method: Method, command: str | None = None) -> argparse.Argumen
     `command` is what is typed after `python -m`; None: Spec-Bench's name for it.
     """
     name, drafter = method.name, method.drafter_class
-    command = command or f"evaluation.inference_{name}"
+    command = command or f"evaluation.inference_{name.replace('-', '_')}"
     needed = {
         example: words.format(method=method.heads_of)
         for example, words in NEEDED[drafter.drafts_with()].items()
@@ -126,7 +126,8 @@ def inference_command(name: str, file: str) -> None:
     """
     if name == "__main__":
         command = Path(file).stem.removeprefix("inference_")
-        run_command(lambda argv: main(SPEC_BENCH_NAMES.get(command, command), argv))
+        method = SPEC_BENCH_NAMES.get(command, command.replace("_", "-"))
+        run_command(lambda argv: main(method, argv))
 
 
 def participants_of(

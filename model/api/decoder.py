@@ -63,7 +63,7 @@ class SpeculativeDecoder:
         method: a method's name, or `CustomMethod("package.module:DrafterClass")`; None: what pays on the model's
             device (`model.api.defaults`).
         options: the method's options. Of recycling:
-            `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`;
+            `output_id_topk=8, tree_version="2.2.2", start="hot", policy=None, harvest_prompt=None`;
             those of all others are listed in docs/methods.md, and are the fields of `decoder.drafter.config`.
 
     Attributes:
@@ -121,7 +121,7 @@ class SpeculativeDecoder:
             weights: of a GGUF file: "native" keeps them in their bits, "dequantised" unpacks them; "auto" is native
                 on the CPU, for the types that the kernel knows.
             options: the method's options. Of recycling:
-                `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`;
+                `output_id_topk=8, tree_version="2.2.2", start="hot", policy=None, harvest_prompt=None`;
                 those of all others are listed in docs/methods.md. All else, such as `revision`, goes to
                 transformers' `from_pretrained`.
 
@@ -365,13 +365,14 @@ class TokenRecycling(SpeculativeDecoder):
     """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`, which has all other methods.
 
     Its options, with the method's defaults:
-    `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`
+    `output_id_topk=8, tree_version="2.2.2", start="hot", policy=None, harvest_prompt=None`
 
     - output_id_topk: successors kept for each token (k).
     - tree_version: "2.2.2", the paper's tree; a JSON file of rank paths; or "auto": each step the tree that
       pays most on the device. On a CPU "auto" is taken where none is given.
     - start: "hot" keeps what was learned from prompt to prompt; "cold" clears it before each.
-    - policy: how rows are written: "average", "accepted-last", "accepted-only" or "original".
+    - policy: how rows are written: "original", as published; "average", which "auto" takes where none is given;
+      "accepted-last" or "accepted-only".
     - harvest_prompt: whether rows are made of the prompt's logits too; None: where that pays.
     """
 

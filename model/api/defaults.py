@@ -20,7 +20,7 @@ from ..options import unknown_name
 
 logger = logging.getLogger(__name__)
 
-RECYCLING = "recycling"
+AVERAGED = "recycling-averaged"
 
 
 class MethodChoice(NamedTuple):
@@ -34,12 +34,12 @@ class MethodChoice(NamedTuple):
 def default_choice(device: torch.device) -> MethodChoice:
     """Return the method that pays on a device, with the options that make it pay.
 
-    Token Recycling on a GPU. On a CPU the hybrid, or prompt lookup with an automatic number of nodes where
-    the hybrid's C++ cannot be built.
+    Token Recycling with averaged rows on a GPU. On a CPU the hybrid, or prompt lookup with an automatic number
+    of nodes where the hybrid's C++ cannot be built.
     """
     if device.type != "cpu":
         return MethodChoice(
-            RECYCLING, {}, "on a GPU a pass over the tree costs about what one token does"
+            AVERAGED, {}, "on a GPU a pass over the tree costs about what one token does"
         )
     best, without_compiler = "hybrid", "pld"
     try:

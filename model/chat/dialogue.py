@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.defaults import RECYCLING, default_choice, paying_options
+from ..api.defaults import AVERAGED, default_choice, paying_options
 from ..api.output import StreamPiece
 from ..api.prompts import chat_ids
 from ..commands.command_line import UserError, first_line, printable, user_errors
@@ -124,7 +124,7 @@ class ChatSetup:
             check_output(options.save_matrix, "save_matrix")
         self._model = check_model(options.model)
         wants_matrix = options.load_matrix or options.save_matrix or options.show_matrix is not None
-        paying = RECYCLING if wants_matrix else default_choice(self._model.device).method
+        paying = AVERAGED if wants_matrix else default_choice(self._model.device).method
         self._method = options.method or paying
         self._tokenizer = self._model.tokenizer
         self._vocab_size = self._model.hf_config.get_text_config(decoder=True).vocab_size
@@ -194,7 +194,7 @@ class ChatSetup:
             raise UserError(f"{given[0]}: the method {method} keeps nothing across prompts")
         if options.show_matrix is not None and MATRIX not in drafter.memory():
             raise UserError(
-                f"show_matrix: the method {method} keeps no matrix; give --method {RECYCLING}"
+                f"show_matrix: the method {method} keeps no matrix; give --method {AVERAGED}"
             )
         return drafter
 

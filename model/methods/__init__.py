@@ -25,6 +25,7 @@ ENTRY_POINTS = "token_recycling.methods"
 BUILT_IN: dict[str, str] = {
     "vanilla": ".vanilla.drafter:VanillaDrafter",
     "recycling": ".recycling.drafter:RecyclingDrafter",
+    "recycling-averaged": ".recycling.drafter:AveragedRecyclingDrafter",
     "pld": ".pld.drafter:PldDrafter",
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
@@ -48,6 +49,7 @@ BUILT_IN: dict[str, str] = {
 MethodName = Literal[
     "vanilla",
     "recycling",
+    "recycling-averaged",
     "pld",
     "lookahead",
     "samd",

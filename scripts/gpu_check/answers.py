@@ -29,11 +29,11 @@ BASELINE = "vanilla"
 FILES = "answers"  # begins the names of answer files
 # Questions and methods of each kind of target. The 4, evenly spread, are among the 25.
 ASKED = {
-    EAGER: (4, (BASELINE, "generate", "generate-pld", "recycling", "hybrid", "pld")),
-    GRAPHS: (25, (BASELINE, "generate", "recycling", "recycling-auto", "hybrid", "pld")),
+    EAGER: (4, (BASELINE, "generate", "generate-pld", "recycling-averaged", "hybrid", "pld")),
+    GRAPHS: (25, (BASELINE, "generate", "recycling-averaged", "recycling-auto", "hybrid", "pld")),
 }
 # On the simulated device, where only the code is tried.
-FEW = (1, (BASELINE, "generate", "recycling"))
+FEW = (1, (BASELINE, "generate", "recycling-averaged"))
 BENCHMARK, FALLBACK = "spec_bench", "demo"
 # Each takes some passes in float32, of a copy of the model.
 MOST_JUDGED = 6

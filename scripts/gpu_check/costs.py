@@ -169,7 +169,8 @@ def whole_steps(bench: Bench, found: Found) -> None:
     """Time the parts of steps, and hold that no answer captures."""
     rows: list[dict[str, Any]] = []
     methods = bench.sized(
-        ("vanilla", "recycling", "recycling-auto", "hybrid"), ("vanilla", "recycling")
+        ("vanilla", "recycling-averaged", "recycling-auto", "hybrid"),
+        ("vanilla", "recycling-averaged"),
     )
     for kind, name in bench.in_time(product(KINDS, methods), found):
         what = f"{name}, {kind}"

@@ -31,7 +31,7 @@ def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[CheckVerdict]:
     }
     timed = {name: [] if bench.is_simulated else of_part for name, of_part in rows.items()}
     late = [row["late_shapes"] for row in rows["steps"]]
-    tree = _over(timed["steps"], "step", "vanilla").get("recycling")
+    tree = _over(timed["steps"], "step", "vanilla").get("recycling-averaged")
     failed = [name for name, part in parts.items() if part.status == FAILED]
     judged: dict[str, Judged] = {
         "the device's laws: tokens, steps, waits as on the CPU": (

@@ -8,8 +8,8 @@ before are missing; with `--extend` the model is asked about them, and they stay
 Examples:
     python -m scripts.replay record --out demo.replay --num-questions 8
     python -m scripts.replay run demo.replay --extend \
-        --drafters recycling "recycling --start cold" "hybrid --budget fixed --num-nodes 16" pld
-    python -m scripts.replay run demo.replay --drafters "recycling --start cold"  # recorded by now
+        --drafters recycling "recycling-averaged --start cold" "hybrid --budget fixed --num-nodes 16" pld
+    python -m scripts.replay run demo.replay --drafters "recycling-averaged --start cold"  # recorded by now
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class RowTables:
         self._put(single, slots, *mean)
 
     def save(self, file: Path) -> None:
-        """Save the adjacency matrix, as the library's `recycling --policy average` does; raises OSError.
+        """Save the adjacency matrix, as the library's `recycling-averaged` does; raises OSError.
 
         A reader sees the whole file or none.
         """
@@ -113,7 +113,7 @@ class RowTables:
         if set(tensors) != {"adjacency", "shares"}:
             raise ValueError(
                 f"load_matrix {file}: got tensors {', '.join(sorted(tensors))}; allowed: adjacency, shares "
-                "(recycling --policy average)"
+                "(the method recycling-averaged)"
             )
         ids, shares = tensors["adjacency"], tensors["shares"]
         shape = (self._vocab_size, self._shares.shape[1])

@@ -10,6 +10,12 @@ WORDS = {
             "tree_version=auto": "tree sized to the device (ours)",
             "policy=original": "as published",
             "policy=average": "averaged rows (ours)",
+            "policy=accepted-last": "accepted rows last (ours)",
+            "policy=accepted-only": "accepted rows only (ours)",
         },
-    )
+    ),
+    "recycling-averaged": Words(
+        "Token Recycling, averaged rows (ours)",
+        variants={"tree_version=auto": "tree sized to the device"},
+    ),
 }

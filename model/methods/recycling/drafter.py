@@ -66,8 +66,8 @@ def load_template(version: str, others: Sequence[str] = ()) -> TreeTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingConfig(Options):
-    """`policy="original"` reproduces the published code: the prompt is not harvested, rows are written in tree
-    order after every step but the one that stops, warm-up passes count, and nothing is ever reset.
+    """The default is the published code's method: the prompt is not harvested, rows are written in tree order after
+    every step but the one that stops, warm-up passes count, and nothing is ever reset.
     """
 
     output_id_topk: int = option(8, "successors kept for each token (k)", least=1)
@@ -77,13 +77,14 @@ class RecyclingConfig(Options):
         "that promises the most tokens per millisecond on this device",
     )
     start: str = start_option("the matrix lives")
-    policy: str = option(
-        "average",
-        "how rows are written. average: from every node, accepted ones last, and half of "
-        "a row is kept; accepted-last: the same, but rows are overwritten; accepted-only: "
-        "only from accepted nodes; original: as in the published code, to compare with "
-        "its figures",
+    policy: str | None = option(
+        None,
+        "how rows are written. original: as in the published code; average: from every node, "
+        "accepted ones last, and half of a row is kept; accepted-last: the same, but rows are "
+        "overwritten; accepted-only: only from accepted nodes (default: original; average with "
+        "--tree-version auto)",
         choices=POLICIES,
+        derived=lambda given: "average" if given["tree_version"] == AUTO else "original",
     )
     harvest_prompt: bool | None = option(
         None,
@@ -97,11 +98,13 @@ class RecyclingConfig(Options):
     def _check(self) -> None:
         if self.policy == "original" and self.harvest_prompt:
             raise ValueError(
-                "harvest_prompt: got yes with policy original, which never harvests; leave one out"
+                "harvest_prompt: got yes with policy original, which never harvests; allowed: the policy "
+                "average, which is the method recycling-averaged"
             )
         if self.policy == "original" and self.start == "cold":
             raise ValueError(
-                "start: got cold with policy original, which never resets; leave one out"
+                "start: got cold with policy original, which never resets; allowed: the policy average, which "
+                "is the method recycling-averaged"
             )
         if self.tree_version != AUTO:
             load_template(self.tree_version, (AUTO,)).check_ranks(self.output_id_topk)
@@ -109,6 +112,15 @@ class RecyclingConfig(Options):
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
         if self.tree_version == AUTO:
             library_of_guesses()  # fail before any weights load if it cannot be built
+
+
+@dataclass(frozen=True, slots=True)
+class AveragedRecyclingConfig(RecyclingConfig):
+    """The same options, with this project's write-back where none is named."""
+
+    policy: str | None = option(
+        "average", "how rows are written, as of the method recycling", choices=POLICIES
+    )
 
 
 # The matrix is all that it drafts from. End to end, auto, harvested or not: SmolLM2-135M, whose head is
@@ -277,3 +289,9 @@ class RecyclingDrafter(CostAwareDrafter):
         if self._adjacency.shares is not None:
             size, kinds = 2 * size, "int32 and float32"
         return f"adjacency matrix {rows} x {k} {kinds}: {size / 2**20:.2f} MB"
+
+
+class AveragedRecyclingDrafter(RecyclingDrafter):
+    """The paper's tree from averaged rows, which the prompt fills too (ours)."""
+
+    config_class = AveragedRecyclingConfig

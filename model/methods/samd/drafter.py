@@ -73,7 +73,7 @@ class SamdConfig(Options):
     start: str | None = option(None, "of the fallback: hot or cold", choices=STARTS)
     policy: str | None = option(
         None,
-        "of the fallback: how rows are written; original: as published",
+        "of the fallback: how rows are written (default: average); original: as published",
         choices=("average", "original"),
     )
     budget: str = budget_option("fixed")
@@ -93,8 +93,8 @@ class SamdConfig(Options):
 
     @property
     def fallback_class(self) -> type[Drafter]:
-        """The fallback's drafter; without one, that of the root alone."""
-        return drafter_class("vanilla" if self.fallback == "none" else self.fallback)
+        """The fallback's drafter, by default with averaged rows; without one, that of the root alone."""
+        return drafter_class("vanilla" if self.fallback == "none" else "recycling-averaged")
 
     def fallback_config(self) -> object:
         """Return the fallback's config: the given options, else those that fit the budget."""

@@ -149,9 +149,9 @@ def test_resuming_takes_the_default_of_a_condition_that_an_older_sidecar_lacks(
 
 
 def test_resuming_derives_the_options_that_an_older_sidecar_left_open(tmp_path: Path) -> None:
-    older = asdict(RecyclingConfig()) | {"harvest_prompt": None}
+    older = asdict(RecyclingConfig(policy="average")) | {"harvest_prompt": None}
     file = write_run(tmp_path, "recycling", options=older)
     for config in (RecyclingConfig(policy="original"), RecyclingConfig(tree_version="auto")):
         with pytest.raises(UserError, match=r"to a run with options .*'harvest_prompt': True"):
             AnswerLog(file, meta_of("recycling", options=asdict(config)))
-    AnswerLog(file, meta_of("recycling", options=asdict(RecyclingConfig()))).close()
+    AnswerLog(file, meta_of("recycling", options=asdict(RecyclingConfig(policy="average")))).close()

@@ -34,7 +34,11 @@ METHOD_OPTIONS = {
     "hydra": "--heads --num-nodes",
 }
 # Options of methods that are refused without another.
-NEEDS = {("samd", "bias"): {"automaton": "corpus.safetensors"}}
+NEEDS = {
+    ("samd", "bias"): {"automaton": "corpus.safetensors"},
+    ("recycling", "start"): {"policy": "average"},
+    ("recycling", "harvest_prompt"): {"policy": "average"},
+}
 CHANGED: dict[str, Any] = dict(
     model_path="org/name",
     model_id="a_b",
@@ -206,7 +210,7 @@ def test_help_names_every_option_and_shows_examples(method: str) -> None:
     for action in build_parser(find_method(method))._actions:
         assert action.option_strings[0] in text
         assert action.help, f"{action.option_strings} has no help text"
-    assert f"python -m evaluation.inference_{method} --max-new-tokens" in text
+    assert f"python -m evaluation.inference_{method.replace('-', '_')} --max-new-tokens" in text
     assert "scripts.download_data spec_bench" in text
     needs_model = "draft_model" in {
         item.name for item in dataclasses.fields(drafter_class(method).config_class)
@@ -240,7 +244,7 @@ def test_spec_bench_and_token_recycling_find_their_commands() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_runs_its_method(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = {"baseline": "vanilla"}.get(command, command)
+    method = {"baseline": "vanilla"}.get(command, command.replace("_", "-"))
     called: list[str] = []
     monkeypatch.setattr(cli, "main", lambda name, argv: called.append(name) or 0)
     runpy.run_module(f"evaluation.inference_{command}")
@@ -257,7 +261,8 @@ def test_one_command_runs_every_method(method: str, capsys: pytest.CaptureFixtur
     assert ended.value.code == 0
     own = build_parser(find_method(method)).format_help()
     said = " ".join(capsys.readouterr().out.split())
-    assert said == " ".join(own.replace(f"inference_{method}", f"inference {method}").split())
+    module = f"inference_{method.replace('-', '_')}"
+    assert said == " ".join(own.replace(module, f"inference {method}").split())
 
 
 def test_one_command_lists_the_methods_and_refuses_others(

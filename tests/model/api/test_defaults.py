@@ -25,7 +25,7 @@ def test_the_default_is_what_pays_on_the_device() -> None:
     decoder = SpeculativeDecoder(model)
     assert (decoder.method, decoder.drafter.config.budget) == ("hybrid", "auto")
     assert TokenRecycling(model).drafter.config.tree_version == "auto"
-    assert default_choice(GPU)[:2] == ("recycling", {}), "the paper's tree"
+    assert default_choice(GPU)[:2] == ("recycling-averaged", {}), "the paper's tree"
     assert paying_options("recycling", {}, GPU) == {}
     assert paying_options("pld", {}, CPU) == {"budget": "auto"}
     assert paying_options("suffix", {}, CPU) == {}, "it has no automatic number of nodes"

@@ -134,4 +134,4 @@ def test_without_a_compiler_it_is_refused_before_a_model_loads(
         ValueError, match="no C\\+\\+ compiler: got no-such-compiler; install g\\+\\+"
     ):
         RecyclingConfig(tree_version="auto")
-    assert RecyclingConfig().policy == "average", "a static tree needs none"
+    assert RecyclingConfig().policy == "original", "a static tree needs none"

@@ -19,8 +19,13 @@ from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
+from model.methods import drafter_class
 from model.methods.recycling.adjacency import MOST_AVERAGED, AdjacencyMatrix
-from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
+from model.methods.recycling.drafter import (
+    AveragedRecyclingConfig,
+    RecyclingConfig,
+    RecyclingDrafter,
+)
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 CPU = torch.device("cpu")
@@ -123,7 +128,7 @@ def test_rejected_nodes_write_nothing_if_so_asked(template: str) -> None:
 
 @pytest.mark.parametrize("tree_version", ["small", "auto"])
 def test_half_of_an_averaged_row_stays(tree_version: str, template: str) -> None:
-    recycling = drafter(template if tree_version == "small" else "auto")
+    recycling = drafter(template if tree_version == "small" else "auto", policy="average")
     recycling.start([3])
     recycling.observe_prompt([4], logits_for([(1, 2)]))
     assert rows(recycling) == {4: [1, 2]}, "of a first row all"
@@ -134,16 +139,20 @@ def test_half_of_an_averaged_row_stays(tree_version: str, template: str) -> None
     assert rows(recycling) == {4: [3, 1]}, "0.42 + 0.73 and 0.58; 0.27 is the third"
 
 
-def test_the_default_averages(template: str) -> None:
-    assert RecyclingConfig(tree_version=template, output_id_topk=2).policy == "average"
+def test_the_default_is_as_published_and_automatic_trees_average(template: str) -> None:
+    assert RecyclingConfig(tree_version=template, output_id_topk=2).policy == "original"
     assert RecyclingConfig(tree_version="auto").policy == "average"
+    named = drafter_class("recycling-averaged").config_class
+    assert named().policy == named(tree_version="auto").policy == "average"
+    assert named() == AveragedRecyclingConfig() and named().harvest_prompt
+    assert drafter_class("recycling").config_class() == RecyclingConfig(policy="original")
 
 
 def test_a_token_that_comes_often_is_averaged_over_its_last_times(template: str) -> None:
-    recycling = drafter(template)
+    recycling = drafter(template, policy="average")
     best = [(6, 7), (1, 2), (1, 2), (3, 2), (1, 2)]
     recycling.observe_prompt([4] * 5, logits_for(best))
-    alone = drafter(template)
+    alone = drafter(template, policy="average")
     for first_and_second in best[-MOST_AVERAGED:]:
         alone.observe_prompt([4], logits_for([first_and_second]))
     assert rows(recycling) == rows(alone)
@@ -177,8 +186,8 @@ def test_averages_are_those_of_a_plain_reference() -> None:
 
 
 @pytest.mark.parametrize("stop_reason", ["eos", "length", "context"])
-def test_the_default_policy_learns_from_the_last_step_too(template: str, stop_reason: str) -> None:
-    recycling = drafter(template)
+def test_averaged_rows_learn_from_the_last_step_too(template: str, stop_reason: str) -> None:
+    recycling = drafter(template, policy="average")
     recycling.observe(step([0, 1], stop_reason))
     assert rows(recycling)
 
@@ -192,10 +201,10 @@ def test_prompt_tokens_are_written_in_order(template: str) -> None:
 @pytest.mark.parametrize(
     ("options", "is_harvested"),
     [
-        ({}, True),
-        ({"policy": "original"}, False),
-        ({"harvest_prompt": False}, False),
-        ({"harvest_prompt": True}, True),
+        ({}, False),
+        ({"policy": "average"}, True),
+        ({"policy": "average", "harvest_prompt": False}, False),
+        ({"policy": "accepted-last", "harvest_prompt": True}, True),
     ],
 )
 def test_the_prompt_is_harvested_unless_told_otherwise(
@@ -223,13 +232,13 @@ def test_other_numbers_of_successors_are_lossless(k: int, tmp_path: Path) -> Non
 
 
 def test_start_cold_is_said_and_hot_is_the_default(template: str) -> None:
-    assert drafter(template, start="cold").needs.cold_start
+    assert drafter(template, start="cold", policy="average").needs.cold_start
     assert not drafter(template).needs.cold_start
     assert drafter(template).is_hot
 
 
 def test_the_matrix_of_a_large_vocabulary_is_small() -> None:
-    recycling = RecyclingDrafter(RecyclingConfig(), 32_000, CPU)
+    recycling = RecyclingDrafter(AveragedRecyclingConfig(), 32_000, CPU)
     matrix, shares = recycling.memory().values()
     assert (matrix.dtype, shares.dtype) == (torch.int32, torch.float32)
     for tensor in (matrix, shares):
@@ -267,7 +276,7 @@ def test_a_matrix_that_does_not_fit_is_refused(
 def test_shares_that_do_not_fit_are_refused(template: str, shares: torch.Tensor, text: str) -> None:
     matrix = torch.zeros(VOCAB, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match=text):
-        drafter(template).load_memory({"adjacency": matrix, "shares": shares})
+        drafter(template, policy="average").load_memory({"adjacency": matrix, "shares": shares})
 
 
 @pytest.mark.parametrize(
@@ -277,8 +286,8 @@ def test_shares_that_do_not_fit_are_refused(template: str, shares: torch.Tensor,
         ({"policy": "none"}, "policy: got 'none'"),
         ({"start": "warm"}, "start: got 'warm'"),
         ({"tree_version": "9.9"}, "tree_version"),
-        ({"policy": "original", "harvest_prompt": True}, "never harvests"),
-        ({"policy": "original", "start": "cold"}, "never resets"),
+        ({"harvest_prompt": True}, "never harvests; allowed: .* the method recycling-averaged"),
+        ({"start": "cold"}, "never resets; allowed: .* the method recycling-averaged"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:

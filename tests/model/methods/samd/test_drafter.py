@@ -86,7 +86,7 @@ def test_the_fallback_is_recycling_with_its_options(tmp_path: Path) -> None:
     tree.write_text("[[0], [1]]")
     assert len(draft([1, 2], tree_version=str(tree), output_id_topk=2)) == 3
     target = target_of(LLAMA)
-    alone = drafter_for("recycling", target)
+    alone = drafter_for("recycling-averaged", target)
     samd = drafter_for("samd", target, threshold=1000)
     for seed in (1, 2):
         runs = [
