@@ -18,7 +18,7 @@ from typing import Any
 
 from evaluation.inference.client import SCHEMES, EndpointConfig
 from evaluation.inference.config import PARTS, RunConfig
-from evaluation.inference.llama_cpp import LLAMA_CPP
+from evaluation.inference.engines.llama_cpp import LLAMA_CPP
 from evaluation.inference.plan import Participant
 from evaluation.inference.servers import Server
 from evaluation.inference.transformers_generate import ASSISTED, TRANSFORMERS

@@ -24,7 +24,7 @@ from evaluation.answers.record import SERVED
 from evaluation.answers.row import Turn
 from evaluation.inference.answering import Answerer, Prompt
 from evaluation.inference.config import RunConfig
-from evaluation.inference.llama_cpp_server import LlamaCppServer
+from evaluation.inference.engines.llama_cpp_server import LlamaCppServer
 from evaluation.inference.plan import OtherProgram, Plan
 from evaluation.inference.transformers_generate import room_of
 from model.api.loading.weights import is_gguf

@@ -2,7 +2,7 @@
 
 Its server has a process of its own: here that of the tests, but for a test of the process.
 
-Run: pytest tests/evaluation/inference/test_llama_cpp.py
+Run: pytest tests/evaluation/inference/engines/test_llama_cpp.py
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from evaluation import compare
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.defects import find_defects
-from evaluation.inference import llama_cpp, llama_cpp_server
-from evaluation.inference.llama_cpp_server import LlamaCppServer
+from evaluation.inference.engines import llama_cpp, llama_cpp_server
+from evaluation.inference.engines.llama_cpp_server import LlamaCppServer
 from evaluation.reporting.notes import group_notes
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError

@@ -1,0 +1,1 @@
+"""Programs of other projects that decode on the CPU, each in a process of its own."""
