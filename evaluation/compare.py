@@ -67,8 +67,9 @@ class ComparisonOptions(Options):
         (),
         'methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
         "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
-        "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and of a GGUF file "
-        f"llama.cpp, llama.cpp-ngram (default: {' '.join(DEFAULT_METHODS)})",
+        "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and other engines: "
+        "llama.cpp, llama.cpp-ngram, openvino, openvino-pld, ctranslate2, with options too (docs/numbers.md) "
+        f"(default: {' '.join(DEFAULT_METHODS)})",
         metavar="METHOD",
     )
     draft_model: str | None = option(

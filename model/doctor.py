@@ -72,6 +72,8 @@ EXTRAS = {
     "gguf": "models in GGUF files",
     "torchao": "models that torchao quantised",
     "llama-cpp": "llama.cpp as a participant of a comparison",
+    "openvino": "OpenVINO GenAI as a participant of a comparison",
+    "ctranslate2": "CTranslate2 as a participant of a comparison",
     "serve": "serving OpenAI's clients",
 }
 MEMORY = Path("/proc/meminfo")

@@ -120,7 +120,7 @@ CONDITIONS: tuple[Condition, ...] = (
 CIRCUMSTANCES = frozenset(
     (
         *("start_time", "end_time", "git_commit", "versions", "argv", "resumed"),
-        *("kernel_names", "kernel_build"),
+        *("kernel_names", "kernel_build", "engine"),
         *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes", "num_rows"),
     )
 )
@@ -180,6 +180,11 @@ class RunRecord(JsonObject):
     @property
     def options(self) -> dict[str, Any]:
         return self.values.get("options") or {}
+
+    @property
+    def engine(self) -> dict[str, str]:
+        """Program, precision and features as another program says them; `lacks`: what its build is without."""
+        return self.values.get("engine") or {}
 
     @property
     def question_file(self) -> str:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evaluation.inference.client import SCHEMES, EndpointConfig
 from evaluation.inference.config import PARTS, RunConfig
-from evaluation.inference.engines.llama_cpp import LLAMA_CPP
+from evaluation.inference.engines.participant import DRAFT, ENGINES
 from evaluation.inference.plan import Participant
 from evaluation.inference.servers import Server
 from evaluation.inference.transformers_generate import ASSISTED, TRANSFORMERS
@@ -63,7 +64,7 @@ NEEDED = {
 }
 AUTO = "-auto"
 BASELINE = "vanilla"
-OTHERS = TRANSFORMERS | LLAMA_CPP
+OTHERS = TRANSFORMERS | ENGINES
 DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
@@ -150,8 +151,8 @@ def participants_of(
     needing = [one for one in words if _needs_draft_model(one)]
     if draft_model is not None and not needing:
         raise UserError(
-            f"draft_model: got {draft_model}; only sps and {ASSISTED} use it; add one of them to --methods, "
-            "or leave out --draft-model"
+            f"draft_model: got {draft_model}; only sps, {ASSISTED} and {DRAFT} use it; add one of them to "
+            "--methods, or leave out --draft-model"
         )
     if draft_model is None and Path(model_path).resolve() == DEMO_MODEL:
         draft_model = DEMO_DRAFT
@@ -172,12 +173,15 @@ def participant_of(
     """Return the participant of these words; `heads`: a folder of heads. Errors as `participants_of`."""
     name, *options = _split(words)
     if is_address(name):
-        config = _endpoint_config(name, options)
+        of_client = ("served_model", "api_key_env", "timeout")
+        config = _with_options(name, EndpointConfig(name), options, of_client)
         return Participant(words, Server(config.base_url), config)
     if name in OTHERS:
-        if options:
+        program = OTHERS[name]
+        if options and not program.option_names:
             raise UserError(f"methods: got {words!r}; {name} takes no options")
-        return Participant(words, OTHERS[name], OTHERS[name].config(draft_model))
+        config = _with_options(name, program.config(draft_model), options, program.option_names)
+        return Participant(words, program, config)
     method = _method_of(name)
     given = list(options)
     if name.endswith(AUTO):
@@ -199,10 +203,12 @@ def participant_of(
     return Participant(words, method, config)
 
 
-def _endpoint_config(address: str, options: Sequence[str]) -> EndpointConfig:
-    parser = OptionParser(prog=address)
-    add_options(parser, EndpointConfig, ("served_model", "api_key_env", "timeout"))
-    return config_of(EndpointConfig, vars(parser.parse_args(options)) | {"base_url": address})
+def _with_options(name: str, config: Any, options: Sequence[str], names: Sequence[str]) -> Any:
+    """Return a config with the options that follow a participant's name, which may be of these names."""
+    parser = OptionParser(prog=name)
+    add_options(parser, type(config), names)
+    with user_errors():
+        return replace(config, **vars(parser.parse_args(options)))
 
 
 def _method_of(name: str) -> Method:
@@ -229,7 +235,7 @@ def _needs_draft_model(words: str) -> bool:
     """Whether a participant drafts with a model that its words do not name."""
     name, *options = _split(words)
     if is_address(name) or name in OTHERS:
-        return name == ASSISTED
+        return name == ASSISTED or (name == DRAFT and not _names("--draft-model", options))
     return not _names("--draft-model", options) and (
         _method_of(name).drafter_class.drafts_with() == "draft_model"
     )

@@ -73,9 +73,10 @@ NOT_SENT = ("kernels", "weights")
 
 @dataclass(frozen=True, slots=True)
 class OtherProgram:
-    """What answers beside our methods: transformers, llama.cpp or a server."""
+    """What answers beside our methods: transformers, another engine or a server."""
 
     name: str
+    option_names: tuple[str, ...] = ()  # the options of its own that may follow its name
 
     is_served: ClassVar[bool] = False
 
@@ -83,8 +84,8 @@ class OtherProgram:
         """Return its options; `draft_model` is for one that drafts with a model."""
         raise NotImplementedError
 
-    def check(self, run: RunConfig) -> None:
-        """Refuse what it does not do by a `UserError`."""
+    def check(self, run: RunConfig, config: Any) -> None:
+        """Refuse what it does not do, with these options of its own, by a `UserError`."""
 
     def circumstances(self) -> dict[str, Any]:
         """Return what the sidecar of its answers says instead."""

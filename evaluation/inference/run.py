@@ -91,7 +91,7 @@ def compare_methods(
     participants = [*participants, replace(participants[0], is_again=True)]
     for participant in participants:
         if isinstance(participant.method, OtherProgram):
-            participant.method.check(run)
+            participant.method.check(run, participant.config)
     has_model = not all(participant.is_served for participant in participants)
     if not has_model and run.questions.prompt_tokens:
         raise UserError(

@@ -46,7 +46,7 @@ class TransformersGenerate(OtherProgram):
             return RefereeConfig(prompt_lookup_num_tokens=10)
         return RefereeConfig(draft_model=draft_model if self.name == ASSISTED else None)
 
-    def check(self, run: RunConfig) -> None:
+    def check(self, run: RunConfig, config: Any) -> None:
         sampling, batch_size = run.sampling, run.answers.batch_size
         if sampling.temperature:
             raise UserError(
@@ -103,8 +103,15 @@ class _Steps:
 
 
 def room_of(target: TargetModel, num_prompt: int, max_new_tokens: int) -> int:
-    """Return how many tokens may follow a prompt: ours stop at the end of the model's context, others do not."""
+    """Return how many tokens may follow a prompt; an exception if there is room for none.
+
+    Ours stop at the end of the model's context, others do not.
+    """
     limit = target.context_limit()
+    if limit is not None and num_prompt >= limit:
+        raise ValueError(
+            f"prompt: got {num_prompt} tokens; allowed: fewer than the model's context of {limit}"
+        )
     return max_new_tokens if limit is None else min(max_new_tokens, limit - num_prompt)
 
 
@@ -181,13 +188,7 @@ class _RefereeBatch(RefereeAnswerer):
 
     def _room(self, prompt_ids: Sequence[int]) -> int:
         """Return the most new tokens; an exception if there is room for none."""
-        room = room_of(self.target, len(prompt_ids), self._max_new_tokens)
-        if room < 1:
-            limit = self.target.context_limit()
-            raise ValueError(
-                f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of {limit}"
-            )
-        return room
+        return room_of(self.target, len(prompt_ids), self._max_new_tokens)
 
     def _turn(
         self,

@@ -10,6 +10,7 @@ import pandas as pd
 
 from evaluation.reporting.tables import bounds_text, figure_text
 from evaluation.reporting.titles import (
+    engine_text,
     entry_options,
     group_facts,
     method_title,
@@ -67,6 +68,12 @@ def _group_alarms(group: Group) -> Iterator[str]:
             )
         if not row.equality.is_broken:
             yield from (fast.text(title, base) for fast in row.too_fast)
+    for row in group.rows:
+        if lacks := row.entry.files[0].record.engine.get("lacks"):
+            yield (
+                f"Not a fair comparison: {titles[row.entry.label]} was built without {lacks}, which this machine "
+                "has; docs/numbers.md has the command that builds it for a machine"
+            )
     for line in dict.fromkeys(line for row in group.measured for line in row.broken):
         yield f"No honest run has this: {line}"
     floor = group.floor_interval("exact_speedup")
@@ -93,6 +100,8 @@ def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
     shared = shared_options(group)
     for row in group.rows:
         options = entry_options(row.entry, shared)
+        if engine := engine_text(row.entry):
+            notes.append(f"{titles[row.entry.label]}: {engine}")
         if options:
             notes.append(f"{titles[row.entry.label]}: {options}")
     notes += _run_notes(group, titles)
@@ -146,6 +155,7 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         SpeedVerdict.NOT_LOSSLESS: f"Not lossless: other answers than {base}'s",
         SpeedVerdict.IMPOSSIBLE: "No verdict, since the speed-up is larger than acceptance allows",
         SpeedVerdict.BROKEN: "No verdict, since the figures contradict each other",
+        SpeedVerdict.UNEQUAL: "No verdict, since it was built without instruction sets of the machine",
         SpeedVerdict.UNSTEADY: "No verdict, since the machine was too unsteady",
         SpeedVerdict.TOO_FEW: f"No verdict ({TOO_FEW})",
     }

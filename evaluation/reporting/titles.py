@@ -27,6 +27,10 @@ REFEREE_TITLES = {
     "generate-batch": "transformers generate_batch",
     "llama.cpp": "llama.cpp",
     "llama.cpp-ngram": "llama.cpp, n-gram speculation",
+    "llama.cpp-draft": "llama.cpp, draft model",
+    "openvino": "OpenVINO GenAI",
+    "openvino-pld": "OpenVINO GenAI, prompt lookup",
+    "ctranslate2": "CTranslate2",
 }
 # As Spec-Bench's Leaderboard.md calls them.
 TASK_TITLES = {
@@ -215,6 +219,13 @@ def entry_options(entry: Entry, shared: Mapping[str, Any]) -> str:
     """Return the options of an entry in words, without those that all entries share."""
     own = {name: value for name, value in entry.options.items() if name not in shared}
     return options_text(own, entry.method)
+
+
+def engine_text(entry: Entry) -> str:
+    """Return what another program said of itself, such as "xllamacpp 2026.10; AVX2 FMA"; empty of our methods."""
+    said = [file.record.engine for file in entry.files]
+    texts = ["{program}; {precision}; {features}".format(**one) for one in said if one]
+    return " or ".join(dict.fromkeys(texts))
 
 
 def shared_options(group: Group) -> dict[str, Any]:

@@ -230,7 +230,15 @@ class Group(NamedTuple):
             return SpeedVerdict.NOT_LOSSLESS
         if row.too_fast:
             return SpeedVerdict.IMPOSSIBLE
-        return SpeedVerdict.BROKEN if row.broken or self.broken_bases else None
+        if row.broken or self.broken_bases:
+            return SpeedVerdict.BROKEN
+        lacks = any(file.record.engine.get("lacks") for file in row.entry.files)
+        return SpeedVerdict.UNEQUAL if lacks or self.base_lacks else None
+
+    @property
+    def base_lacks(self) -> bool:
+        """Whether the baseline is another program, whose build lacks instruction sets of the machine."""
+        return any(file.record.engine.get("lacks") for file in self.baseline.files)
 
     @property
     def broken_bases(self) -> list[str]:

@@ -129,6 +129,7 @@ class SpeedVerdict(Enum):
     NOT_LOSSLESS = "not lossless"
     IMPOSSIBLE = "no verdict: faster than acceptance allows"
     BROKEN = "no verdict: the figures contradict each other"
+    UNEQUAL = "no verdict: a build lacks instruction sets of the machine"
     UNSTEADY = "no verdict: the machine was too unsteady"
     TOO_FEW = "no verdict: too few questions"
 

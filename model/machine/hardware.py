@@ -211,11 +211,17 @@ def machine_name() -> str:
     parts = [f"{os.cpu_count()} cores"]
     if "cpu family" in processor:
         parts.append(f"family {processor['cpu family']} model {processor.get('model')}")
-    found = set((processor.get("flags") or processor.get("Features") or "").split())
-    parts.append(" ".join(name for name in INSTRUCTION_SETS if name in found) or platform.machine())
+    parts.append(" ".join(instruction_sets()) or platform.machine())
     with suppress(OSError):
         parts.append(f"governor {GOVERNOR.read_text(encoding='utf-8').strip()}")
     return ", ".join(parts)
+
+
+def instruction_sets() -> list[str]:
+    """Return those of `INSTRUCTION_SETS` that the processor has, from old to new; none where Linux does not say."""
+    processor = _processor()
+    found = set((processor.get("flags") or processor.get("Features") or "").split())
+    return [name for name in INSTRUCTION_SETS if name in found]
 
 
 @cache

@@ -22,13 +22,12 @@ import torch
 from evaluation import compare
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.defects import find_defects
-from evaluation.inference.engines import llama_cpp, llama_cpp_server
-from evaluation.inference.engines.llama_cpp_server import LlamaCppServer
+from evaluation.inference.engines import participant
 from evaluation.reporting.notes import group_notes
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
-from tests.hang import HANG
+from tests.evaluation.inference.engines.stand_in import InThisProcess
 from tests.model.api.loading.tiny_gguf import tiny_llama, write_gguf
 
 NEW = 8
@@ -78,16 +77,6 @@ class FakeServer:
         return Handler
 
 
-class InThisProcess:
-    """In place of `LlamaCppServer`."""
-
-    def __init__(self, *given: Any) -> None:
-        self.address = llama_cpp_server.started(*given).listening_address
-
-    def close(self) -> None:
-        return
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
     """The servers that are started by a module in place of xllamacpp."""
@@ -96,12 +85,20 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
     module.Server = FakeServer
     module.CommonParams = lambda: SimpleNamespace(
         **{name: SimpleNamespace() for name in ("model", "cpuparams", "cpuparams_batch")},
-        speculative=SimpleNamespace(types=[]),
+        speculative=SimpleNamespace(
+            types=[],
+            ngram_mod=SimpleNamespace(n_match=24, n_max=64, n_min=48),
+            draft=SimpleNamespace(n_max=3, mparams=SimpleNamespace()),
+        ),
     )
-    module.common_speculative_type = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_MOD="mod")
+    module.common_speculative_type = SimpleNamespace(
+        COMMON_SPECULATIVE_TYPE_NGRAM_MOD="mod", COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE="draft"
+    )
     monkeypatch.setitem(sys.modules, "xllamacpp", module)
-    monkeypatch.setattr(llama_cpp, "find_spec", lambda _: object())
-    monkeypatch.setattr(llama_cpp, "LlamaCppServer", InThisProcess)
+    module.get_system_info = lambda: "CPU : SSE3 = 1 | AVX2 = 1 | FMA = 0 | OPENMP = 1 | "
+    monkeypatch.setattr(participant, "find_spec", lambda _: object())
+    monkeypatch.setattr(participant, "EngineProcess", InThisProcess)
+    monkeypatch.setattr(participant, "instruction_sets", lambda: ["avx2"])
     FakeServer.started = []
     yield FakeServer.started
     for server in FakeServer.started:
@@ -138,7 +135,8 @@ def test_llama_cpp_answers_the_same_prompts_into_ordinary_files(
             assert all(wall > 0 for wall in choice["wall_time"])
         meta = read_meta(paths[name])
         assert (meta["method"], meta["is_served"], meta["dtype"]) == (name, True, None)
-        assert meta["xllamacpp"] == "1.2" and meta["threads"] == 1
+        assert meta["engine"]["program"] == "xllamacpp 1.2" and meta["threads"] == 1
+        assert meta["engine"]["features"] == "SSE3 AVX2 OPENMP" and meta["engine"]["lacks"] == ""
     # Of one that learns, the warm-up's server is not the one that is measured.
     plain, warmed, measured = started
     assert [one.params.speculative.types for one in started] == [[], ["mod"], ["mod"]]
@@ -147,6 +145,19 @@ def test_llama_cpp_answers_the_same_prompts_into_ordinary_files(
     assert len(measured.asked) == num_turns == len(plain.asked) - len(warmed.asked)
     sent = measured.asked[0]
     assert (sent["temperature"], sent["cache_prompt"], sent["n_predict"]) == (0, False, NEW)
+
+
+def test_sizes_and_models_of_drafts_are_given_to_llama_cpp(
+    file: Path, tmp_path: Path, started: list[FakeServer]
+) -> None:
+    words = ["--model-path", str(file), *FEW, "--warmup", "0", "--out", str(tmp_path)]
+    names = ["llama.cpp-ngram --ngram 3 --draft 8", f"llama.cpp-draft --draft-model {file}"]
+    assert compare.main(["--methods", "vanilla", *names, *words]) == 0
+    by_ngrams, by_model = {one.params.speculative.types[0]: one for one in started}.values()
+    given = by_ngrams.params.speculative.ngram_mod
+    assert (given.n_match, given.n_max, given.n_min) == (3, 8, 1)
+    given = by_model.params.speculative.draft
+    assert (given.n_max, given.mparams.path) == (3, str(file))
 
 
 def test_other_tokens_of_llama_cpp_are_rounding_and_not_a_fault(
@@ -180,37 +191,6 @@ def test_what_llama_cpp_refuses_is_the_cause_of_a_failed_question(
     assert {row["error"] for row in read_rows(path)} == {"RuntimeError: llama.cpp: too long"}
 
 
-def test_the_server_is_a_process_that_ends_with_its_standard_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "xllamacpp.py").write_text(
-        """
-from types import SimpleNamespace as Any
-
-def CommonParams():
-    return Any(model=Any(), cpuparams=Any(), cpuparams_batch=Any(), speculative=Any())
-
-def Server(params):
-    print("what llama.cpp says of itself", flush=True)
-    if "absent" in params.model.path:
-        raise RuntimeError("no such file")
-    return Any(listening_address=f"http://host:{params.n_ctx + params.cpuparams.n_threads}")
-"""
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    server = LlamaCppServer("x.gguf", 100, 2, None)
-    assert server.address == "http://host:102"
-    process = server._process
-    assert process.poll() is None and process.stdin
-    process.stdin.close()
-    assert process.wait(HANG) == 0
-    other = LlamaCppServer("x.gguf", 100, 2, None)
-    other.close()
-    assert other._process.returncode
-    with pytest.raises(ValueError, match=r"llama\.cpp cannot load absent\.gguf: no such file"):
-        LlamaCppServer("absent.gguf", 100, 2, None)
-
-
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("words", "named"),
@@ -235,7 +215,7 @@ def test_what_llama_cpp_cannot_do_is_refused_before_the_weights_load(
 def test_without_its_package_llama_cpp_is_refused_in_one_line(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_cpp, "find_spec", lambda _: None)
+    monkeypatch.setattr(participant, "find_spec", lambda _: None)
     for name in ("llama.cpp", "llama.cpp-ngram"):
         with pytest.raises(UserError, match="needs xllamacpp; pip install xllamacpp"):
             compare.main(["--methods", "vanilla", name, "--model-path", str(file)])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaForCausalLM
@@ -72,6 +72,7 @@ def write_gguf(
     writer = GGUFWriter(str(file), architecture)
     config = model.config
     writer.add_name("tiny")
+    writer.add_file_type(LlamaFileType.MOSTLY_F16 if kind == "F16" else LlamaFileType.ALL_F32)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
