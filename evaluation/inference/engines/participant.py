@@ -150,10 +150,10 @@ class CTranslate2(Engine):
 
 
 DRAFT = "llama.cpp-draft"
-# Of its kinds that draft by n-grams, the one that wastes least. On eight demo questions (SmolLM2-135M, Q8_0,
-# 694 tokens) it drafted nothing, the others 30 to 118 tokens of which 5 to 21 were right. Asked the last question
-# again, it alone drafted, and all 53 tokens were right: it remembers other texts.
-BEST_NGRAM = EngineConfig(speculation="ngram_mod")
+# Of its kinds that draft by n-grams, and of some sizes, the one with the fewest steps: 405 for 473 tokens of eight
+# demo questions (SmolLM2-135M, Q4_1), 425 with n-grams of 3 and drafts of 8; ngram_mod 429, the others 435 or more.
+# With their own sizes all four draft nothing there. docs/numbers.md has the sweep.
+BEST_NGRAM = EngineConfig(speculation="ngram_simple", ngram=2, draft=4)
 SIZES = ("ngram", "draft")
 ENGINES: dict[str, OtherProgram] = {
     engine.name: engine

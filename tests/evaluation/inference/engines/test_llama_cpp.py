@@ -87,12 +87,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
         **{name: SimpleNamespace() for name in ("model", "cpuparams", "cpuparams_batch")},
         speculative=SimpleNamespace(
             types=[],
+            ngram_simple=SimpleNamespace(size_n=12, size_m=48),
             ngram_mod=SimpleNamespace(n_match=24, n_max=64, n_min=48),
             draft=SimpleNamespace(n_max=3, mparams=SimpleNamespace()),
         ),
     )
     module.common_speculative_type = SimpleNamespace(
-        COMMON_SPECULATIVE_TYPE_NGRAM_MOD="mod", COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE="draft"
+        COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE="simple",
+        COMMON_SPECULATIVE_TYPE_NGRAM_MOD="mod",
+        COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE="draft",
     )
     monkeypatch.setitem(sys.modules, "xllamacpp", module)
     module.get_system_info = lambda: "CPU : SSE3 = 1 | AVX2 = 1 | FMA = 0 | OPENMP = 1 | "
@@ -139,7 +142,7 @@ def test_llama_cpp_answers_the_same_prompts_into_ordinary_files(
         assert meta["engine"]["features"] == "SSE3 AVX2 OPENMP" and meta["engine"]["lacks"] == ""
     # Of one that learns, the warm-up's server is not the one that is measured.
     plain, warmed, measured = started
-    assert [one.params.speculative.types for one in started] == [[], ["mod"], ["mod"]]
+    assert [one.params.speculative.types for one in started] == [[], ["simple"], ["simple"]]
     assert plain.params.model.path == str(file) and plain.params.cpuparams.n_threads == 1
     num_turns = sum(len(row["choices"][0]["turns"]) for row in base)
     assert len(measured.asked) == num_turns == len(plain.asked) - len(warmed.asked)
@@ -151,7 +154,8 @@ def test_sizes_and_models_of_drafts_are_given_to_llama_cpp(
     file: Path, tmp_path: Path, started: list[FakeServer]
 ) -> None:
     words = ["--model-path", str(file), *FEW, "--warmup", "0", "--out", str(tmp_path)]
-    names = ["llama.cpp-ngram --ngram 3 --draft 8", f"llama.cpp-draft --draft-model {file}"]
+    of_mod = "llama.cpp-ngram --speculation ngram_mod --ngram 3 --draft 8"
+    names = [of_mod, f"llama.cpp-draft --draft-model {file}"]
     assert compare.main(["--methods", "vanilla", *names, *words]) == 0
     by_ngrams, by_model = {one.params.speculative.types[0]: one for one in started}.values()
     given = by_ngrams.params.speculative.ngram_mod
