@@ -120,7 +120,7 @@ CONDITIONS: tuple[Condition, ...] = (
 CIRCUMSTANCES = frozenset(
     (
         *("start_time", "end_time", "git_commit", "versions", "argv", "resumed"),
-        *("kernel_names", "kernel_build", "engine"),
+        *("kernel_names", "kernel_build", "engine", "method_title"),
         *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes", "num_rows"),
     )
 )

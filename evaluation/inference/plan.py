@@ -63,7 +63,7 @@ from model.engine.drafter import Drafter
 from model.kernels.registered_attention import sdpa_backends
 from model.machine.hardware import device_name, machine_name
 from model.machine.packages import versions
-from model.methods import Method
+from model.methods import Method, words_of
 from model.options import Options, chosen
 
 Memory = dict[str, torch.Tensor]
@@ -311,6 +311,8 @@ def prepare(
     }
     if threads:
         sidecar["threads"] = threads
+    if ":" in participant.method.name:  # reports import no module that a file of answers names
+        sidecar["method_title"] = words_of(participant.method.name).title
     log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
     return Plan(participant, run, asked, model_id, log, memory, is_hot, is_unsaved, threads, client)
 

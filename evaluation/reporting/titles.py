@@ -208,6 +208,11 @@ def short_titles(group: Group) -> dict[str, str]:
 def variant_title(entry: Entry) -> str:
     """Return an entry's name, with what its options make of the method: "Token Recycling, as published"."""
     title = method_title(entry.method)
+    if (
+        title == entry.method
+    ):  # of a package that this process has not imported: as its run recorded it
+        recorded = entry.files[0].record.values.get("method_title")
+        title = " ".join(recorded.split()) if isinstance(recorded, str) else title
     for option, words in words_of(entry.method).variants.items():
         name, _, value = option.partition("=")
         if str(entry.options.get(name)) == value:

@@ -8,6 +8,7 @@ line in `BUILT_IN`. Another package names its methods in its entry points, group
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -130,14 +131,22 @@ def drafter_class(method: str) -> type[Drafter]:
 
 
 def words_of(name: str) -> Words:
-    """Return the words of a method, from the package of its drafter's module; its name if there are none."""
+    """Return the words of a method, from the package of its drafter's module; its name if there are none.
+
+    Of a drafter's "package.module:DrafterClass" they are those of the class, in a package that was imported: a file
+    of answers may name any module, and reading it imports none.
+    """
+    module_name, _, key = name.rpartition(":")
     try:
-        module_name = METHODS[name].partition(":")[0]
-        package = _module_of(name, module_name.rpartition(".")[0] or module_name)
+        if module_name:
+            package = sys.modules.get(module_name.rpartition(".")[0] or module_name)
+        else:
+            module_name = METHODS[name].partition(":")[0]
+            package = _module_of(name, module_name.rpartition(".")[0] or module_name)
     except (KeyError, ValueError):  # a method that is not installed, or a wrong entry point
         return Words(name)
     table = getattr(package, "WORDS", None)  # of another package: it may be anything
-    words = table.get(name) if isinstance(table, Mapping) else None
+    words = table.get(key) if isinstance(table, Mapping) else None
     return words if isinstance(words, Words) else Words(name)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from evaluation import leaderboard
+from evaluation.reporting.titles import options_text
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
 from model.engine.step import Generation
@@ -24,6 +26,7 @@ from tests.evaluation.conftest import (
     ROOT,
     cut_after,
     figures,
+    read_meta,
     read_rows,
     run,
     write_rows,
@@ -52,7 +55,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The page's package, where Python finds it; return the folder that it is in."""
     files = FILE.findall(PAGE.read_text(encoding="utf-8"))
     assert {name for name, _ in files} == {
-        f"{PACKAGE}/{name}.py" for name in ("memory", "states", "trie")
+        f"{PACKAGE}/{name}.py" for name in ("__init__", "memory", "states", "trie")
     }
     for name, text in files:
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -141,3 +144,19 @@ def test_the_trie_drafts_trees_and_chains_where_only_they_are_verified() -> None
             for record in answer.steps
         ]
         assert all(record.tree.topology.is_chain for record in records) == is_chain
+
+
+def test_a_title_without_an_entry_point_is_in_the_tables(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "vanilla.jsonl", tmp_path / "memory.jsonl"]
+    for method, file in zip(("vanilla", MEMORY), files, strict=True):
+        assert run(method, [*options, "--question-end", "2"], file) == 0
+    assert options_text({"length": 4}, MEMORY) == "4 guesses a step"
+    assert read_meta(files[1])["method_title"] == "Last successors"
+    assert "method_title" not in read_meta(files[0])
+    forget()  # a report is often made by another process
+    assert leaderboard.main([str(file) for file in files]) == 0
+    assert PACKAGE not in sys.modules, "a file of answers makes nobody import a module"
+    table = capsys.readouterr().out
+    assert "Last successors" in table
