@@ -14,7 +14,13 @@ from evaluation.leaderboard import leaderboard_of, text_of
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
-from evaluation.reporting.titles import entry_titles, options_text, task_title, variant_title
+from evaluation.reporting.titles import (
+    engine_text,
+    entry_titles,
+    options_text,
+    task_title,
+    variant_title,
+)
 from evaluation.scoring.comparable import group_answers, neighbours
 from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
@@ -312,9 +318,15 @@ def _conditions(group: Group) -> str:
         for row in group.rows
         if row.equality.num_differing
     )
+    engines = "".join(
+        f". {titles[row.entry.label].long}: {engine}"
+        for row in group.rows
+        if (engine := engine_text(row.entry))
+    )
     return (
         f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
         f"{facts['device']}, commit {facts['commit']}. Answers that differ from vanilla's: {differing or 'none'}"
+        f"{engines}"
     )
 
 

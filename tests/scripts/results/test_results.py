@@ -147,10 +147,14 @@ def test_other_programs_are_what_methods_are_over(tmp_path: Path) -> None:
         rows = [
             make_row(number, "qa", [2] * 6, 12 / speed, token_ids=[[7] * 12]) for number in range(8)
         ]
-        is_served = {"is_served": True} if method in ("llama.cpp", "slow") else {}
+        is_served: dict[str, Any] = {"is_served": True} if method in ("llama.cpp", "slow") else {}
+        if method == "llama.cpp":
+            said = {"program": "xllamacpp 1", "precision": "as in the file", "features": "AVX2"}
+            is_served |= {"engine": said | {"lacks": ""}}
         write_answers(folder / f"{method}.jsonl", rows, META | {"method": method} | is_served)
     pack(folder, tmp_path / "beside.tar.xz")
     rows = with_tables(_page("programs", "beside.tar.xz"), tmp_path).splitlines()
+    assert any(". llama.cpp: xllamacpp 1; as in the file; AVX2." in row for row in rows)
     cells = {
         row.split("|")[2].strip(): row.split("|")[3] for row in rows if row.startswith("| Demo")
     }
