@@ -100,7 +100,7 @@ class Offering(Drafter):
         before = {(context[-1],)}
         for count in range(len(gains) + 1):
             tree = self._drafter.take(count)
-            tree.topology.check(budget.max_depth, budget.chain_only)
+            tree.topology.check(budget.max_depth, budget.chain_only, self._drafter.max_nodes)
             assert tree.topology.num_nodes == 1 + count
             assert int(tree.token_ids[0]) == context[-1]
             assert before <= paths(tree), "one more node than before"

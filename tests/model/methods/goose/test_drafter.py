@@ -44,7 +44,7 @@ def small() -> GooseDrafter:
 def drafted(goose: GooseDrafter, text: list[int], budget: DraftBudget = NO_LIMIT) -> DraftTree:
     """Return the draft after a text."""
     tree = goose.propose(text, budget)
-    tree.topology.check(budget.max_depth, budget.chain_only)
+    tree.topology.check(budget.max_depth, budget.chain_only, goose.max_nodes)
     return tree
 
 

@@ -132,7 +132,7 @@ def test_every_draft_fits_its_options_and_its_budget(options: dict[str, int], de
         for token in range(20):
             budget = DraftBudget(depth, is_chain)
             tree = drafter.propose([token], budget)
-            tree.topology.check(budget.max_depth, budget.chain_only)
+            tree.topology.check(budget.max_depth, budget.chain_only, drafter.max_nodes)
             assert tree.topology.num_nodes <= 1 + options.get("num_nodes", 63)
 
 

@@ -156,7 +156,7 @@ def test_drafts_stay_in_their_budget(
     )
     budget = DraftBudget(depth, chain_only)
     topology = drafter.propose(PROMPT, budget).topology
-    topology.check(budget.max_depth, budget.chain_only)
+    topology.check(budget.max_depth, budget.chain_only, drafter.max_nodes)
     # Flat probabilities make broad trees; chains go as deep as they may.
     assert topology.max_depth == depth if chain_only or depth < 2 else topology.max_depth > 1
     if depth and not chain_only:
