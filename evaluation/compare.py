@@ -68,13 +68,13 @@ class ComparisonOptions(Options):
         'methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
         "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
         "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and other engines: "
-        "llama.cpp, llama.cpp-ngram, openvino, openvino-pld, ctranslate2, with options too (docs/numbers.md) "
+        "llama.cpp, llama.cpp-ngram, llama.cpp-draft, openvino, openvino-pld, ctranslate2, with options too "
         f"(default: {' '.join(DEFAULT_METHODS)})",
         metavar="METHOD",
     )
     draft_model: str | None = option(
         None,
-        "folder or hub name of the model that sps and generate-assisted draft with (default: the demo "
+        "the model that sps, generate-assisted and (a GGUF file) llama.cpp-draft draft with (default: the demo "
         "model's, with the demo model)",
     )
     runs: int = option(1, "repetitions of the comparison", least=1)

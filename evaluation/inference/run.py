@@ -202,6 +202,7 @@ def _answer(runs: Sequence[Sequence[Plan]], save_matrix: Path | None, load: Load
                 plan.log.note(held_bytes=held_bytes(answerer.drafter, apart_from=answerer.target))
                 if save_matrix:
                     write_memory(answerer.drafter, save_matrix, plan.model.tokenizer)
+        entries.clear()  # processes of other programs end before those of the next run begin
 
 
 def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:

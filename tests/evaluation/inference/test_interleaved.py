@@ -232,7 +232,11 @@ def test_threads_of_earlier_answers_are_kept(
         (["vanilla", "recycling --save-matrix x"], None, "allowed: options of recycling itself"),
         (["vanilla", "sps"], None, "give the model that sps drafts with"),
         (["vanilla", "generate-assisted"], None, "give the model that generate-assisted"),
-        (["vanilla", "pld"], "some/model", "only sps and generate-assisted use it"),
+        (
+            ["vanilla", "pld"],
+            "some/model",
+            "only sps, generate-assisted and llama.cpp-draft use it",
+        ),
         (["vanilla", "medusa --num-nodes 5"], None, 'folder of medusa.s heads: "medusa --heads'),
     ],
 )

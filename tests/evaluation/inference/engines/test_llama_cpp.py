@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -162,6 +163,24 @@ def test_sizes_and_models_of_drafts_are_given_to_llama_cpp(
     assert (given.n_match, given.n_max, given.n_min) == (3, 8, 1)
     given = by_model.params.speculative.draft
     assert (given.n_max, given.mparams.path) == (3, str(file))
+
+
+def test_a_run_s_engines_end_before_the_next_run_s_begin(
+    file: Path, tmp_path: Path, started: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[weakref.ref[InThisProcess]] = []
+    most = []
+
+    class Watched(InThisProcess):
+        def __init__(self, *given: Any) -> None:
+            most.append(sum(one() is not None for one in alive))
+            super().__init__(*given)
+            alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(participant, "EngineProcess", Watched)
+    words = ["--model-path", str(file), *FEW, "--runs", "2", "--out", str(tmp_path)]
+    assert compare.main(["--methods", "vanilla", "llama.cpp", *words]) == 0
+    assert most == [0, 0]
 
 
 def test_other_tokens_of_llama_cpp_are_rounding_and_not_a_fault(
