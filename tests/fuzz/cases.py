@@ -17,7 +17,8 @@ from tests.model.families.families import CHAINS, TREES
 # Values of the options of each method that need no trained files.
 OPTIONS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "vanilla": {},
-    "recycling": {
+    "recycling": {"output_id_topk": [1, 2, 8, 16], "tree_version": ["2.2.2", "auto"]},
+    "recycling-averaged": {
         "output_id_topk": [1, 2, 8, 16],
         "tree_version": ["2.2.2", "auto"],
         "start": ["hot", "cold"],

@@ -270,7 +270,9 @@ def test_answers_that_differ_are_judged(is_full: bool, monkeypatch: pytest.Monke
 
 
 def test_answers_are_read_from_the_files_of_their_own_methods(tmp_path: Path) -> None:
-    participants = [participant_of(words) for words in ("pld", "generate-pld", "recycling")]
+    participants = [
+        participant_of(words) for words in ("pld", "generate-pld", "recycling-averaged")
+    ]
     for question_id, participant in enumerate(participants):
         row = {"question_id": question_id, "category": "qa", "choices": []}
         file = tmp_path / f"{answers.FILES}-{participant.label}-float16-temp-0.0-128.jsonl"
@@ -293,7 +295,7 @@ def test_the_trees_step_is_judged_as_graphs(tree: float, verdict: str) -> None:
     rows = [
         {"kind": EAGER, "method": "vanilla", "step": 1.0, "late_shapes": 0},
         {"kind": GRAPHS, "method": "vanilla", "step": 5.5, "late_shapes": 0},
-        {"kind": GRAPHS, "method": "recycling", "step": tree, "late_shapes": 0},
+        {"kind": GRAPHS, "method": "recycling-averaged", "step": tree, "late_shapes": 0},
     ]
     assert judged("tree step", steps={"rows": rows}) == (verdict, f"{tree / 5.5:.2f}")
 
@@ -326,15 +328,15 @@ def rows_of(speeds: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
 def test_speeds_are_judged_over_their_own_vanilla_and_over_generate() -> None:
     speeds = {
         (EAGER, "vanilla"): 50,
-        (EAGER, "recycling"): 400,
+        (EAGER, "recycling-averaged"): 400,
         (GRAPHS, "vanilla"): 100,
         (GRAPHS, "generate"): 40,
-        (GRAPHS, "recycling"): 150,
+        (GRAPHS, "recycling-averaged"): 150,
         (GRAPHS, "recycling-auto"): 170,
     }
     found = {"rows": rows_of(speeds)}
     assert judged("own vanilla", answers=found) == (FAIL, "1.70x (recycling-auto)")
     assert judged("x of generate", answers=found) == (PASS, "4.25x (recycling-auto)")
-    found = {"rows": rows_of({(GRAPHS, "vanilla"): 100, (GRAPHS, "recycling"): 210})}
+    found = {"rows": rows_of({(GRAPHS, "vanilla"): 100, (GRAPHS, "recycling-averaged"): 210})}
     assert judged("own vanilla", answers=found) == (PASS, "2.10x (recycling)")
     assert judged("x of generate", answers=found) == (NOT_MEASURED, "")

@@ -59,7 +59,7 @@ class Setting:
 
 SETTINGS = [
     *(Setting(method) for method in METHODS),
-    Setting("recycling", {"tree_version": "auto"}),
+    Setting("recycling-averaged", {"tree_version": "auto"}),
     Setting("hybrid", {"budget": "fixed", "num_nodes": 31}),
     Setting("hybrid", {"budget": "fixed", "num_nodes": 63}),
 ]
@@ -67,8 +67,8 @@ SETTINGS = [
 # Those whose steps are looked into.
 MAIN_SETTINGS = (
     Setting("vanilla"),
-    Setting("recycling"),
-    Setting("recycling", {"tree_version": "auto"}),
+    Setting("recycling-averaged"),
+    Setting("recycling-averaged", {"tree_version": "auto"}),
     Setting("hybrid"),
 )
 

@@ -41,7 +41,7 @@ SIZES = (2, 4)
 READ = "synchronize at model/backends/passes/slot_passes.py:_read"
 # The most kernels of a step but for those that read a prompt, whatever the number of texts; and those that make the
 # inputs of a new shape, or keep the logits of a graph.
-KERNELS, NUM_NEW = {"vanilla": 252, "recycling": 265, "hybrid": 265, "pld": 265}, 2
+KERNELS, NUM_NEW = {"vanilla": 252, "recycling-averaged": 265, "hybrid": 265, "pld": 265}, 2
 NUM_GRAPHS = 2  # of a pass, and of what is read of it
 
 
@@ -164,7 +164,7 @@ def test_near_ties_of_a_batch_are_decided_as_in_the_single_loop() -> None:
         for prompt in prompts
     ]
     with mock.patch.object(target, "reference", wraps=target.reference) as reference:
-        drafter = drafter_for("recycling", target)
+        drafter = drafter_for("recycling-averaged", target)
         batch = batch_of(target, drafter, 2, shares_memory=False)
         found = [list[int]() for _ in prompts]
         for key, prompt in enumerate(prompts):
@@ -181,7 +181,7 @@ def test_near_ties_of_a_batch_are_decided_as_in_the_single_loop() -> None:
 def test_a_longer_text_comes_in_and_graphs_are_captured_anew(expected: list[list[int]]) -> None:
     target = demo_target("graphed", "cuda")
     assert isinstance(target, GraphedTarget)
-    drafter = Setting("recycling").drafter(target)
+    drafter = Setting("recycling-averaged").drafter(target)
     batch, found = batch_of(target, drafter, 3, shares_memory=False), dict[int, list[int]]()
 
     def add(index: int, limit: int) -> None:

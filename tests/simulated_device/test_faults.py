@@ -22,7 +22,7 @@ from tests.simulated_device.runs import Runs
 
 HERE = "tests/simulated_device/test_faults.py"
 # Its steps run whole on the device.
-RECYCLING = Setting("recycling")
+RECYCLING = Setting("recycling-averaged")
 
 
 @pytest.fixture(scope="module")

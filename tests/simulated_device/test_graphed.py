@@ -36,7 +36,7 @@ from tests.simulated_device.demo import (
 from tests.simulated_device.double.accounts import Accounts
 from tests.simulated_device.runs import Runs
 
-RECYCLING, PLD = Setting("recycling"), Setting("pld")
+RECYCLING, PLD = Setting("recycling-averaged"), Setting("pld")
 CUDA = torch.device("cuda", 0)
 
 
@@ -153,7 +153,7 @@ def test_two_texts_at_a_time_do_not_share_rows(target: GraphedTarget, on_cpu: Ta
 def test_a_conversation_goes_on_from_its_rows() -> None:
     answers = []
     for one in (demo_model(), copy.deepcopy(demo_model()).to("cuda")):
-        decoder = SpeculativeDecoder(one, method="recycling")
+        decoder = SpeculativeDecoder(one, method="recycling-averaged")
         prompt = prompt_of(TEXT)
         first = decoder.generate(prompt, max_new_tokens=12)
         second = decoder.generate([*prompt, *first.token_ids, 5, 6], max_new_tokens=12)
@@ -203,7 +203,7 @@ def test_near_ties_are_decided_by_the_models_own_kernels(seed: int) -> None:
     generator = torch.Generator("cpu").manual_seed(seed)
     prompt = torch.randint(VOCAB_SIZE, (30,), generator=generator).tolist()
     plain = tokens_of(target, "vanilla", prompt)
-    for method in ("recycling", "pld", "hybrid"):
+    for method in ("recycling-averaged", "pld", "hybrid"):
         for _ in range(2):  # the second time graphs are replayed
             assert tokens_of(target, method, prompt) == plain, method
     assert tokens_of(target, "vanilla", prompt) == plain

@@ -62,7 +62,9 @@ class Steps(NamedTuple):
     waits: Counter[tuple[str, str]]
 
 
-def decoded_on(gpu: SimulatedCuda | None, target: TargetModel, method: str = "recycling") -> Steps:
+def decoded_on(
+    gpu: SimulatedCuda | None, target: TargetModel, method: str = "recycling-averaged"
+) -> Steps:
     """Decode a text, after another one; on the real GPU (None) nothing is counted."""
     accounts = gpu.accounts if gpu else Accounts()
     drafter = Setting(method).drafter(target)

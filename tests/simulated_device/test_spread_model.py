@@ -62,7 +62,7 @@ def test_a_method_decodes_on_two_gpus_as_on_the_cpu(
 def test_texts_share_passes_on_two_gpus(
     spread: TargetModel, gpu: SimulatedCuda, runs: Runs
 ) -> None:
-    setting = Setting("recycling")
+    setting = Setting("recycling-averaged")
     expected = runs.on_cpu(SETTINGS.index(setting)).texts[0].tokens
     found: list[list[int]] = [[], []]
     with gpu:

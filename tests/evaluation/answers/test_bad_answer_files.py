@@ -64,7 +64,7 @@ def test_a_file_of_something_else_is_never_touched(
     [
         ("--max-new-tokens 25", ("max_new_tokens", "24", "25")),
         ("--output-id-topk 9", ("options", "9")),
-        ("--start cold", ("options", "cold")),
+        ("--policy average", ("options", "average")),
         ("--temperature 0.5", ("temperature", "0.5")),
         ("--conv-template raw", ("conv_template", "'tokenizer'", "'raw'")),
         ("--dtype float64", ("dtype", "'float64'")),

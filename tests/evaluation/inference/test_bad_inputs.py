@@ -155,8 +155,8 @@ CASES = (
     Case("matrix into no folder", "--save-matrix {}/none/m", ("save_matrix", "none/m", "folder")),
     Case("matrix below a file", "--save-matrix {}/q.jsonl/m", ("save_matrix",), _questions(GOOD)),
     Case("matrix onto a folder", "--save-matrix {}", ("save_matrix",)),
-    Case("harvest with original", "--policy original --harvest-prompt", ("harvest_prompt",)),
-    Case("cold with original", "--policy original --start cold", ("start", "cold", "original")),
+    Case("harvest with original", "--harvest-prompt", ("harvest_prompt",)),
+    Case("cold with original", "--start cold", ("start", "cold", "recycling-averaged")),
     Case(
         "a matrix of nothing",
         "--fallback none --save-matrix {}/m",

@@ -79,7 +79,7 @@ def test_transformers_continuous_batches_are_a_referee(few: list[str], tmp_path:
     ("size", "method", "more", "says"),
     [
         ("0", "pld", "", "batch_size: got 0; allowed: 1 or more"),
-        ("2", "recycling --start cold", "", "batch_size: got 2 with a cold start"),
+        ("2", "recycling-averaged --start cold", "", "batch_size: got 2 with a cold start"),
         ("2", "generate-pld", "", "batch_size: got 2 with generate-pld, which is for one text"),
         ("1", "generate-batch", "", "batch_size: got 1 with generate-batch; allowed: 2 or more"),
         ("2", "generate-batch", "--temperature 1", "temperature: got 1.0 with generate-batch"),

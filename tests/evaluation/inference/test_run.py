@@ -92,8 +92,8 @@ def test_sampled_answers_are_those_of_vanilla_under_the_same_seed(
 @pytest.mark.parametrize(
     ("method", "more"),
     [
-        ("recycling", "--policy original --warmup 1"),
-        ("recycling", "--start cold --no-harvest-prompt --output-id-topk 12"),
+        ("recycling", "--warmup 1"),
+        ("recycling-averaged", "--start cold --no-harvest-prompt --output-id-topk 12"),
         ("recycling", "--tree-version {}/tree.json --output-id-topk 3"),
         ("pld", "--match latest --max-ngram-size 2 --num-pred-tokens 4"),
         ("lookahead", "--level 3 --window 4 --guess 2"),
@@ -239,7 +239,7 @@ def test_warm_up_leaves_no_mark(
     assert steps_of(tmp_path / "run.jsonl") == steps_of(greedy["recycling"])
 
 
-def test_warm_up_counts_in_the_original_policy(options: list[str], tmp_path: Path) -> None:
+def test_warm_up_counts_as_in_the_published_code(options: list[str], tmp_path: Path) -> None:
     for count in (0, 1):
         more = ["--policy", "original", "--warmup", count, "--question-end", 1]
         run("recycling", options, tmp_path / f"{count}.jsonl", *more)
@@ -366,7 +366,7 @@ def test_the_sidecar_says_what_was_run_with_what(
     }
     assert {name: meta[name] for name in expected} == expected
     assert meta["options"] == {name: getattr(config, name) for name in config.__slots__}
-    assert meta["options"]["harvest_prompt"] is True, "resolved, though it was not given"
+    assert meta["options"]["harvest_prompt"] is False, "resolved, though it was not given"
     assert meta["device"].startswith("cpu")
     kernels = meta["kernel_names"]
     has_kernels = {kernels["linear"], kernels["attention"]} & {"few-rows", "few-queries"}
@@ -461,7 +461,8 @@ def test_answers_without_a_given_name_lie_beside_their_questions_under_the_runs_
 def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "wide.json").write_text("[[0]]")
     others = (
-        *("", "--start cold", "--policy original", "--no-harvest-prompt", "--output-id-topk 9"),
+        *("", "--policy average --start cold", "--policy average", "--output-id-topk 9"),
+        "--policy average --no-harvest-prompt",
         *("--dtype float64", "--temperature 0.5", f"--tree-version {tmp_path}/wide.json"),
         "--tree-version auto",
     )

@@ -56,8 +56,7 @@ DRAFTERS = [
         # States, which heads read, and masks are not recorded.
         if drafter_class(method).drafts_with() != "heads" and method != "esp"
     ),
-    "recycling --start cold",
-    "recycling --policy original",
+    "recycling-averaged --start cold",
     "pld --match latest --num-pred-tokens 4",
     "samd --fallback none",
 ]

@@ -32,7 +32,7 @@ NUM_NEW = 60
 
 def drafters(target: TargetModel, **options: object) -> tuple[RecyclingDrafter, RecyclingDrafter]:
     """Return a drafter whose steps run whole, and one that works on the host."""
-    whole, host = (drafter_for("recycling", target, **options) for _ in range(2))
+    whole, host = (drafter_for("recycling-averaged", target, **options) for _ in range(2))
     assert isinstance(whole, RecyclingDrafter)
     assert isinstance(host, RecyclingDrafter)
     host.on_device = lambda: None  # type: ignore[method-assign]
@@ -155,19 +155,27 @@ def test_steps_that_do_not_fit_run_on_the_host(count_device_steps: list[int]) ->
 def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
     static, plain = GraphedTarget(known(LLAMA).build()), TargetModel(known(LLAMA).build())
     options = {"tie_margin": 0.0, "eos_ids": ()}
-    assert static.device_step(drafter_for("recycling", static).on_device(), **options) is not None
+    assert (
+        static.device_step(drafter_for("recycling-averaged", static).on_device(), **options)
+        is not None
+    )
     for method, given in [
-        ("recycling", {"policy": "original"}),
-        ("recycling", {"tree_version": "auto"}),
+        ("recycling-averaged", {"policy": "original"}),
+        ("recycling-averaged", {"tree_version": "auto"}),
         ("pld", {}),
     ]:
         assert drafter_for(method, static, **given).on_device() is None
-    assert plain.device_step(drafter_for("recycling", plain).on_device(), **options) is None
+    assert (
+        plain.device_step(drafter_for("recycling-averaged", plain).on_device(), **options) is None
+    )
 
 
 def test_a_step_is_made_once_for_a_drafter() -> None:
     target = GraphedTarget(known(LLAMA).build())
-    one, other = drafter_for("recycling", target), drafter_for("recycling", target)
+    one, other = (
+        drafter_for("recycling-averaged", target),
+        drafter_for("recycling-averaged", target),
+    )
     one, other = one.on_device(), other.on_device()
     step = target.device_step(one, 0.0, [3])
     assert target.device_step(other, 0.0, [3]) is not step
@@ -178,7 +186,7 @@ def test_a_step_is_made_once_for_a_drafter() -> None:
 
 def test_a_budget_below_the_template_does_not_fit() -> None:
     target = GraphedTarget(known(LLAMA).build())
-    step = target.device_step(drafter_for("recycling", target).on_device(), 0.0, ())
+    step = target.device_step(drafter_for("recycling-averaged", target).on_device(), 0.0, ())
     assert step is not None
     depth = step.topology.max_depth
     assert step.fits(DraftBudget(depth))
@@ -188,7 +196,7 @@ def test_a_budget_below_the_template_does_not_fit() -> None:
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
     target = GraphedTarget(known(LLAMA).build())
-    drafter = drafter_for("recycling", target)
+    drafter = drafter_for("recycling-averaged", target)
     steps = decode(target, drafter, random_ids(20), max_new_tokens=NUM_NEW)
     next(steps)
     with torch.no_grad():

@@ -92,7 +92,7 @@ def test_tokens_equal_generate_across_buckets(
 
 def test_sizes_of_an_automatic_budget_are_warmed_up() -> None:
     target = GraphedTarget(SMALL.build())
-    drafter = drafter_for("recycling", target, tree_version="auto")
+    drafter = drafter_for("recycling-averaged", target, tree_version="auto")
     generate(target, drafter, [5], max_new_tokens=2)  # asks for costs
     target.warm_up(100)
     buckets = {node_bucket(size) for size in step_costs(target).sizes}
@@ -123,7 +123,9 @@ def test_half_precision_stays_within_its_noise(
     assert not target.chain_only, target.chain_reason
     prompt = random_ids(28)
     plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=NUM_NEW)
-    drafted = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
+    drafted = generate(
+        target, drafter_for("recycling-averaged", target), prompt, max_new_tokens=NUM_NEW
+    )
     pairs = list(zip(plain.token_ids, drafted.token_ids, strict=True))
     differing = [index for index, (one, other) in enumerate(pairs) if one != other]
     if differing:
@@ -138,11 +140,15 @@ def test_half_precision_stays_within_its_noise(
 def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
     target = GraphedTarget(known(LLAMA).build())
     prompt = random_ids(28)
-    first = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
+    first = generate(
+        target, drafter_for("recycling-averaged", target), prompt, max_new_tokens=NUM_NEW
+    )
     assert target._storage is not None
     for tensor in target._storage.buffers:
         tensor.fill_(float("nan"))
-    second = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
+    second = generate(
+        target, drafter_for("recycling-averaged", target), prompt, max_new_tokens=NUM_NEW
+    )
     assert second.token_ids == first.token_ids
 
 
@@ -151,7 +157,7 @@ def test_near_ties_fall_as_in_plain_decoding() -> None:
         target = GraphedTarget(model_with_twins(seed, stride=2).model)
         prompt = random_ids(30, seed, VOCAB_SIZE)
         plain = tokens_of(target, "vanilla", prompt)
-        assert tokens_of(target, "recycling", prompt) == plain
+        assert tokens_of(target, "recycling-averaged", prompt) == plain
         assert tokens_of(target, "pld", prompt) == plain
 
 
