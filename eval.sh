@@ -7,6 +7,7 @@ usage() {
 bash eval.sh: run methods, compare the answers, print the table
 
 With no settings: the embedded demo model on the embedded demo questions, on this machine, in a few minutes.
+Questions are shuffled with a fixed seed (evaluation.compare --in-order keeps the file's order).
 A virtual environment is set up in .venv if the packages are missing.
 
 Settings (environment variables):

@@ -4,6 +4,9 @@ Times are then ratios within the run, whatever the machine does meanwhile. The b
 answers twice: smaller differences than between its two runs are noise. Each method writes the answer
 file that its inference command would write; evaluation.leaderboard makes the tables.
 
+Questions are shuffled, alike for every method: in the order of a file, whose tasks follow each other, a task's
+figure would also be that of the memory's age. All runs keep one order: they differ by the machine alone.
+
 Several benchmarks are answered one after the other. An OpenAI-compatible server is named by its address; of
 servers alone the first is the baseline. `--batch-size` is the number of questions that each has at a time.
 
@@ -41,7 +44,7 @@ DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid
 # Questions and answer files: as of an inference command, but for what is one method's own.
 QUESTIONS = (
     *("question_file", "question_begin", "question_end", "num_questions", "category_map"),
-    *("shuffle", "shard", "prompt_tokens"),
+    *("shard", "prompt_tokens"),
 )
 ANSWERS = ("overwrite", "num_choices", "batch_size", "warmup", "conv_template", "system_prompt")
 EXAMPLES = """\
@@ -50,6 +53,7 @@ examples:
   python -m evaluation.compare --methods vanilla "recycling --tree-version 2.2.2" hybrid generate \\
       --max-new-tokens 128 --runs 3 --out answers
   python -m evaluation.compare --bench-name spec_bench mbpp --num-questions 60 --max-new-tokens 128
+  python -m evaluation.compare --in-order --bench-name spec_bench --max-new-tokens 128
   python -m evaluation.compare --batch-size 8 --methods vanilla hybrid generate generate-batch \\
       --max-new-tokens 128 --out answers
   python -m evaluation.compare --methods vanilla hybrid http://127.0.0.1:8000 --max-new-tokens 128 --out answers
@@ -77,7 +81,13 @@ class ComparisonOptions(Options):
         "the model that sps, generate-assisted and (a GGUF file) llama.cpp-draft draft with (default: the demo "
         "model's, with the demo model)",
     )
-    runs: int = option(1, "repetitions of the comparison", least=1)
+    runs: int = option(1, "repetitions of the comparison, all in one order", least=1)
+    shuffle: int = option(
+        0, "seed to shuffle the questions; acceptance depends on their order", least=0
+    )
+    in_order: bool = option(
+        False, "ask the questions in their file's order: --shuffle is then left out"
+    )
     out: str | None = option(
         None,
         "folder of the answer files, with a folder for each of several benchmarks (default: "
@@ -118,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = vars(build_parser().parse_args(argv))
     options, benches = config_of(ComparisonOptions, given), given.pop("bench_name")
     out, name = options.out, given.pop("model_id", None)
+    if options.in_order and "shuffle" in given:
+        raise UserError("in_order, shuffle: got both; leave one out")
+    given["shuffle"] = None if options.in_order else options.shuffle
     with user_errors():
         runs = {bench: RunConfig.of(given | {"bench_name": bench}) for bench in benches}
         AnswerOptions(model_id=name)

@@ -42,7 +42,7 @@ def test_a_comparison_of_batches_answers_as_one_by_one(
 
     monkeypatch.setattr(AnswerLog, "append", noted)
     alone = tmp_path / "alone.jsonl"
-    assert run("vanilla", few, alone) == 0
+    assert run("vanilla", few, alone, "--shuffle", "0") == 0
     names.clear()
     files = compared(few, tmp_path / "compared", "vanilla", "recycling", "generate")
     assert set(files) == {"vanilla", "vanilla-again", "recycling", "generate"}
@@ -58,7 +58,7 @@ def test_a_comparison_of_batches_answers_as_one_by_one(
 
 def test_a_cut_comparison_of_batches_goes_on(few: list[str], tmp_path: Path) -> None:
     alone = tmp_path / "alone.jsonl"
-    assert run("vanilla", few, alone) == 0
+    assert run("vanilla", few, alone, "--shuffle", "0") == 0
     folder = tmp_path / "compared"
     with cut_after(4):
         compared(few, folder, "vanilla", "pld")
