@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"WARNING: {lossy}; python -m evaluation.equal shows them", file=sys.stderr)
     compared = [(files[path], files[base]) for path, base in pairs]
     broken = [fast.text(*pairs[0]) for fast in too_fast(compared, figures)]
-    broken += [f"No honest run has this: {line}" for line in broken_identities(compared, figures)]
+    broken += [one.text for one in broken_identities(compared, figures)]
     for text in broken:
         print(f"WARNING: {text}", file=sys.stderr)
     notes = [*unequal, *filter(None, _notes(pairs, runs, figures.of_runs))]

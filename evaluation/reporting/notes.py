@@ -74,8 +74,7 @@ def _group_alarms(group: Group) -> Iterator[str]:
                 f"Not a fair comparison: {titles[row.entry.label]} was built without {lacks}, which this machine "
                 "has; docs/numbers.md has the command that builds it for a machine"
             )
-    for line in dict.fromkeys(line for row in group.measured for line in row.broken):
-        yield f"No honest run has this: {line}"
+    yield from dict.fromkeys(one.text for row in group.measured for one in row.broken)
     floor = group.floor_interval("exact_speedup")
     if is_unsteady(floor):
         yield (
@@ -156,6 +155,7 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         SpeedVerdict.IMPOSSIBLE: "No verdict, since the speed-up is larger than acceptance allows",
         SpeedVerdict.BROKEN: "No verdict, since the figures contradict each other",
         SpeedVerdict.UNEQUAL: "No verdict, since it was built without instruction sets of the machine",
+        SpeedVerdict.PARTIAL: "No verdict, since the figures are not of the same questions",
         SpeedVerdict.UNSTEADY: "No verdict, since the machine was too unsteady",
         SpeedVerdict.TOO_FEW: f"No verdict ({TOO_FEW})",
     }

@@ -26,6 +26,7 @@ from evaluation.scoring.groups import (
     PLAIN,
     SPEC_BENCH,
     AnswerFile,
+    Broken,
     Entry,
     Group,
     Measured,
@@ -36,6 +37,9 @@ from evaluation.scoring.intervals import CONFIDENCE, PrefillGap, prefill_gap
 from evaluation.scoring.ledger import broken_identities, too_fast
 from evaluation.scoring.per_question import Tokenizer, uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
+
+# A method's answers of a run, and the baseline's.
+Pair = tuple[AnswerFile, AnswerFile]
 
 
 def load_answers(
@@ -156,12 +160,13 @@ def _measured_group(
     rows = []
     for entry in entries:
         try:
-            rows.append(_measure(entry, baseline, conditions[-1], noise=noise))
+            rows.append(_measure(entry, baseline, conditions[-1], CONFIDENCE, noise))
         except UserError as error:
             if entry is baseline:
                 raise
             reasons.append(str(error))
-    return Group(conditions, sorted(rows, key=partial(_rank, "speedup")), baseline, floor)
+    rows.sort(key=partial(_rank, "speedup"))
+    return Group(conditions, rows, baseline, floor)
 
 
 def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Measured:
@@ -234,28 +239,21 @@ def _measure(
     entry: Entry,
     baseline: Entry,
     group_bench: str,
-    confidence: float = CONFIDENCE,
+    confidence: float,
     noise: RunFigures | None = None,
 ) -> Measured:
-    """Measure an entry against its baseline; MBPP beside Spec-Bench gives its code figures alone.
+    """Measure an entry against its baseline, and hold both against the identities of honest runs.
 
     `noise` are the figures of a second run of the baseline over the first.
     """
-    broken: list[str] = []
+    broken: list[Broken] = []
     fast: list[TooFast] = []
     parts: list[RunFigures] = []
     notes: list[str] = []
     gaps: list[PrefillGap] = []
-    answers: list[tuple[AnswerFile, AnswerFile]] = []
-    # The group's own benchmark last: where MBPP is beside it, code is MBPP's.
-    for bench in sorted(entry.runs, key=lambda name: name == group_bench):
-        pairs = list(_pairs(entry.runs[bench], baseline, bench))
-        names = (str(pairs[0][0].path), str(pairs[0][1].path))
-        frames = [
-            (file.frame, base.frame if file is base else base.base_frame) for file, base in pairs
-        ]
-        figures = measure_runs(frames, names, confidence)
-        parts.append(figures if bench == group_bench else figures.only(CODE))
+    answers: list[Pair] = []
+    for pairs, figures, part in _measured_benches(entry, baseline, group_bench, confidence):
+        parts.append(part)
         broken += broken_identities(pairs, figures)
         fast += too_fast(pairs, figures, noise)
         for (file, base), run in zip(pairs, figures.of_runs, strict=True):
@@ -273,17 +271,38 @@ def _measure(
     return Measured(entry, joined, equality, notes, gaps, broken, fast)
 
 
+def _measured_benches(
+    entry: Entry, baseline: Entry, group_bench: str, confidence: float
+) -> Iterator[tuple[list[Pair], RunFigures, RunFigures]]:
+    """Yield the runs of each benchmark beside the baseline's, their figures, and those of them that a group has.
+
+    MBPP beside Spec-Bench gives its code figures alone.
+    """
+    # The group's own benchmark last: where MBPP is beside it, code is MBPP's.
+    for bench in sorted(entry.runs, key=lambda name: name == group_bench):
+        pairs = list(_pairs(entry.runs[bench], baseline, bench))
+        names = (str(pairs[0][0].path), str(pairs[0][1].path))
+        frames = [
+            (file.frame, base.frame if file is base else base.base_frame) for file, base in pairs
+        ]
+        figures = measure_runs(frames, names, confidence)
+        yield pairs, figures, figures if bench == group_bench else figures.only(CODE)
+
+
 def neighbours(group: Group) -> Iterator[tuple[Measured, Entry]]:
     """Measure each method of a group against the next slower one by the exact speed-up; yield them, fastest first.
 
-    The baseline is left out: the group has every method's figures against it.
+    The baseline is left out: the group has every method's figures against it, and the identities that files break.
     """
     rows = [row for row in group.rows if row.entry is not group.baseline]
     for row, slower in itertools.pairwise(sorted(rows, key=partial(_rank, "exact_speedup"))):
         entry, other = row.entry, slower.entry
         shared = {bench: files for bench, files in entry.runs.items() if bench in other.runs}
         mine = Entry(entry.method, entry.options, shared, entry.differing)
-        yield _measure(mine, other, group.conditions[-1]), other
+        measured = list(_measured_benches(mine, other, group.conditions[-1], CONFIDENCE))
+        figures = RunFigures.joined([part for _, _, part in measured])
+        equality = equality_of_files(pair for pairs, _, _ in measured for pair in pairs)
+        yield Measured(mine, figures, equality), other
 
 
 def _rank(name: str, row: Measured) -> tuple[float, str]:
@@ -292,7 +311,7 @@ def _rank(name: str, row: Measured) -> tuple[float, str]:
     return (math.inf if math.isnan(value) else -value, row.entry.label)
 
 
-def equality_of_files(pairs: Iterable[tuple[AnswerFile, AnswerFile]]) -> Equality:
+def equality_of_files(pairs: Iterable[Pair]) -> Equality:
     """Compare the answers of files with those of their baselines, all together."""
     equality = Equality()
     for file, base in pairs:
@@ -302,15 +321,13 @@ def equality_of_files(pairs: Iterable[tuple[AnswerFile, AnswerFile]]) -> Equalit
     return equality
 
 
-def paired_files(entry: Entry, baseline: Entry) -> Iterator[tuple[AnswerFile, AnswerFile]]:
+def paired_files(entry: Entry, baseline: Entry) -> Iterator[Pair]:
     """Yield each run's file of an entry with the baseline's of the same index."""
     for bench, files in entry.runs.items():
         yield from _pairs(files, baseline, bench)
 
 
-def _pairs(
-    files: Sequence[AnswerFile], baseline: Entry, bench: str
-) -> Iterator[tuple[AnswerFile, AnswerFile]]:
+def _pairs(files: Sequence[AnswerFile], baseline: Entry, bench: str) -> Iterator[Pair]:
     """Yield each run with the baseline's run of the same index."""
     base_files = baseline.runs.get(bench)
     if base_files is None:

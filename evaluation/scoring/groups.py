@@ -145,15 +145,29 @@ class TooFast(NamedTuple):
         )
 
 
+class Broken(NamedTuple):
+    """An identity of honest runs that files break."""
+
+    line: str
+    # Whether a run that was interrupted, or in which questions failed, breaks it too.
+    may_be_honest: bool = False
+
+    @property
+    def text(self) -> str:
+        """The line, with what it means."""
+        word = "Not of the same questions" if self.may_be_honest else "No honest run has this"
+        return f"{word}: {self.line}"
+
+
 class Measured(NamedTuple):
-    """An entry's figures against its group's baseline."""
+    """An entry's figures against its group's baseline, or another entry."""
 
     entry: Entry
     figures: RunFigures
     equality: Equality  # how many answers are the baseline's
-    notes: list[str]  # a line for each run with defects or questions left out
-    gaps: list[PrefillGap]  # runs in which equal prompts took another time than in the baseline's
-    broken: Sequence[str] = ()  # a line for each identity of honest runs that they break
+    notes: Sequence[str] = ()  # a line for each run with defects or questions left out
+    gaps: Sequence[PrefillGap] = ()  # runs in which equal prompts took another time
+    broken: Sequence[Broken] = ()  # identities of honest runs that they break
     too_fast: Sequence[TooFast] = ()  # tasks that are faster than acceptance allows
 
 
@@ -230,8 +244,11 @@ class Group(NamedTuple):
             return SpeedVerdict.NOT_LOSSLESS
         if row.too_fast:
             return SpeedVerdict.IMPOSSIBLE
-        if row.broken or self.broken_bases:
-            return SpeedVerdict.BROKEN
+        # The baseline's files and those of its second run are in every verdict.
+        bases = [row for row in self.measured if row.entry is self.baseline or row is self.floor]
+        if broken := [one for member in (row, *bases) for one in member.broken]:
+            is_honest = all(one.may_be_honest for one in broken)
+            return SpeedVerdict.PARTIAL if is_honest else SpeedVerdict.BROKEN
         lacks = any(file.record.engine.get("lacks") for file in row.entry.files)
         return SpeedVerdict.UNEQUAL if lacks or self.base_lacks else None
 
@@ -239,9 +256,3 @@ class Group(NamedTuple):
     def base_lacks(self) -> bool:
         """Whether the baseline is another program, whose build lacks instruction sets of the machine."""
         return any(file.record.engine.get("lacks") for file in self.baseline.files)
-
-    @property
-    def broken_bases(self) -> list[str]:
-        """Lines about identities that the baseline's own files break, or the second run of it."""
-        bases = [row for row in self.measured if row.entry is self.baseline or row is self.floor]
-        return [line for row in bases for line in row.broken]

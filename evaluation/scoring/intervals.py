@@ -130,6 +130,7 @@ class SpeedVerdict(Enum):
     IMPOSSIBLE = "no verdict: faster than acceptance allows"
     BROKEN = "no verdict: the figures contradict each other"
     UNEQUAL = "no verdict: a build lacks instruction sets of the machine"
+    PARTIAL = "no verdict: not of the same questions"
     UNSTEADY = "no verdict: the machine was too unsteady"
     TOO_FEW = "no verdict: too few questions"
 

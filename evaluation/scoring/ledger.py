@@ -1,9 +1,10 @@
 """The identities of honest runs: what must be true of answer files, whatever the method and the machine.
 
 They are checked here, once, for every command that prints figures. A broken one is named, and no verdict stands
-beside it. Those of a row alone are among its defects (`evaluation/answers/defects.py`, `Effect.BROKEN`); those of
-a file with its sidecar, of files beside each other, and of figures are here. Times and tokens that were made up
-so that they agree with each other break none: only a rerun shows them (`evaluation.equal`).
+beside it; those that an interrupted run or failed rows may break have a word of their own. Those of a row alone are
+among its defects (`evaluation/answers/defects.py`, `Effect.BROKEN`); those of a file with its sidecar, of files
+beside each other, and of figures are here. Times and tokens that were made up so that they agree with each other
+break none: only a rerun shows them (`evaluation.equal`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from evaluation.answers.defects import CLOCKS_APART
 from evaluation.answers.row import AnswerRow
 from evaluation.scoring.figures import EXACT_SPEEDUPS, INTERVALS, RunFigures, by_task, quotient
-from evaluation.scoring.groups import AnswerFile, TooFast
+from evaluation.scoring.groups import AnswerFile, Broken, TooFast
 from evaluation.scoring.intervals import UNKNOWN, largest_speedup, prefills
 from evaluation.scoring.per_question import OVERALL
 
@@ -31,19 +32,24 @@ ROUNDING = 1e-6
 
 def broken_identities(
     pairs: Sequence[tuple[AnswerFile, AnswerFile]], figures: RunFigures
-) -> list[str]:
-    """Return a line for each identity that a method's runs break, each beside its baseline's of the same run.
+) -> list[Broken]:
+    """Return each identity that a method's runs break, each beside its baseline's of the same run.
 
     A method may be its own baseline.
     """
     found = [
-        f"{file.path.name}: {what}" for pair in pairs for file in pair for what in _in_file(file)
+        Broken(f"{file.path.name}: {what}")
+        for pair in pairs
+        for file in pair
+        for what in _in_file(file)
     ]
     for file, base in pairs:
         if file.path != base.path:
             names = f"{file.path.name} beside {base.path.name}"
-            found += [f"{names}: {what}" for what in _between(file, base)]
-    found += [f"{pairs[0][0].path.name}: {what}" for what in _in_figures(figures)]
+            found += [Broken(f"{names}: {what}", True) for what in _in_one_alone(file, base)]
+            found += [Broken(f"{names}: {what}") for what in _between(file, base)]
+    name = pairs[0][0].path.name
+    found += [one._replace(line=f"{name}: {one.line}") for one in _in_figures(figures)]
     return list(dict.fromkeys(found))
 
 
@@ -82,11 +88,18 @@ def _at_a_time(file: AnswerFile) -> int:
     return math.prod(part for part in parts if isinstance(part, int) and part > 1)
 
 
+def _in_one_alone(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
+    mine, theirs = ({repr(row.question_id) for row in one.rows} for one in (file, base))
+    if lacking := len(mine ^ theirs):
+        yield (
+            f"{lacking} questions have a row in one of them alone: a run was interrupted, or rows were removed; "
+            "run the same command again"
+        )
+
+
 def _between(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
     """Yield what a file breaks beside its baseline's."""
     mine, theirs = ({repr(row.question_id): row for row in one.rows} for one in (file, base))
-    if lacking := len(theirs.keys() - mine.keys()) + len(mine.keys() - theirs.keys()):
-        yield f"{lacking} questions have a row in one of them alone"
     common = [(mine[key], theirs[key]) for key in mine.keys() & theirs.keys()]
     unequal = [one.question_id for one, other in common if _has_other_counts(one, other)]
     if unequal:
@@ -125,15 +138,18 @@ def _unread_prompts(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
         yield f"{len(common)} equal prompts took {took}: they were not read"
 
 
-def _in_figures(figures: RunFigures) -> Iterator[str]:
-    """Yield points that lie outside their own intervals."""
+def _in_figures(figures: RunFigures) -> Iterator[Broken]:
+    """Yield points that lie outside their own intervals; failed rows of one side may move them there."""
     for task in figures.mean.index:
         for name in INTERVALS:
             point, interval = figures.figure(task, name), figures.interval(task, name)
             if not interval.is_known or math.isnan(point):
                 continue
             if not interval.low * (1 - ROUNDING) <= point <= interval.high * (1 + ROUNDING):
-                yield f"{name} of {task} is {point:.2f}, outside its own interval"
+                num_left_out = int(figures.figure(task, "left_out"))
+                why = f", without {num_left_out} questions left out" if num_left_out else ""
+                what = f"{name} of {task} is {point:.2f}, outside its own interval{why}"
+                yield Broken(what, num_left_out > 0)
 
 
 def too_fast(

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 
 from evaluation.leaderboard import main as leaderboard
+from evaluation.scoring import comparable
+from evaluation.scoring.figures import RunFigures
+from evaluation.scoring.groups import Broken
+from evaluation.scoring.intervals import SpeedVerdict
+from evaluation.scoring.ledger import broken_identities
 from evaluation.speed import main as speed
 from tests.evaluation.answers.answer_rows import Row, write_answers
 
@@ -133,6 +138,22 @@ def _future_row(files: Files) -> None:
     files["pld"][0][2]["tstamp"] = time.time() + 10**6
 
 
+def _interrupted(files: Files) -> None:
+    """Both runs of the baseline had their turn, and the methods had not."""
+    for rows, meta in files.values():
+        meta |= {"end_time": None, "num_rows": None}
+        del rows[16:]
+    del files["pld"][0][15], files["recycling"][0][15]
+
+
+def _failed(files: Files) -> None:
+    """Questions failed that are slow in all files: the point has them in its baseline, the interval has not."""
+    for number in range(0, 24, 3):
+        for name in files:
+            _set_times(files, name, range(number, number + 1), 3)
+        files["pld"][0][number] |= {"choices": [], "error": "out of memory"}
+
+
 # What is planted, a part of the line that names it, and whose verdicts are gone.
 ALL = ("pld", "recycling")
 PLANTS: dict[str, tuple[Callable[[Files], None], str, tuple[str, ...]]] = {
@@ -184,6 +205,14 @@ PLANTS: dict[str, tuple[Callable[[Files], None], str, tuple[str, ...]]] = {
 }
 
 
+# Of honest runs: what happened, a part of the line, and whose verdicts are gone.
+HONEST: dict[str, tuple[Callable[[Files], None], str, tuple[str, ...]]] = {
+    "an interrupted run": (_interrupted, "1 questions have a row in one", ALL),
+    "slow questions failed": (_failed, "outside its own interval, without", ("pld",)),
+    "slow rows dropped from one file": PLANTS["slow rows dropped from one file"],
+}
+
+
 def _write(folder: Path, files: Files) -> dict[str, Path]:
     return {
         name: write_answers(folder / f"{name}.jsonl", rows, meta)
@@ -225,6 +254,36 @@ def test_a_broken_identity_is_named_and_no_verdict_stands_beside_it(
     assert speed(words) == 0
     shown = capsys.readouterr()
     assert named in shown.out and "WARNING: " in shown.err and named in shown.err
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_may_befall_an_honest_run_has_a_word_of_its_own(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    plant, named, of = HONEST[name]
+    files = honest()
+    plant(files)
+    _write(tmp_path, files)
+    report = _report(tmp_path, capsys)
+    assert any(named in line for line in report["alarms"]), report["alarms"]
+    assert all(line.startswith("Not of the same questions: ") for line in report["alarms"])
+    verdicts = {row["method"]: row["verdict"] for row in report["measured"]}
+    without = {method for method in ALL if verdicts[method] == SpeedVerdict.PARTIAL.value}
+    assert without == set(of), verdicts
+
+
+def test_the_ledger_is_read_once_for_each_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+
+    def counted(pairs: Any, figures: RunFigures) -> list[Broken]:
+        held.append(pairs[0][0].path.stem)
+        return broken_identities(pairs, figures)
+
+    monkeypatch.setattr(comparable, "broken_identities", counted)
+    assert leaderboard([str(path) for path in _write(tmp_path, honest()).values()]) == 0
+    assert sorted(held) == ["again", "pld", "recycling", "vanilla"]
 
 
 def test_a_run_that_goes_on_breaks_nothing_by_itself(tmp_path: Path, capsys: Capture) -> None:
