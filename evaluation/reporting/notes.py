@@ -35,7 +35,7 @@ CIRCUMSTANCES = {
     "warmup": "numbers of warm-up questions",
 }
 WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
-INTERVALS = "In brackets: paired 95% intervals over questions (symmetric bootstrap-t)"
+INTERVALS = "paired intervals over questions (symmetric bootstrap-t)"
 FLOOR_NAMES = {
     "exact_speedup": "by the exact speed-up",
     "speedup": "as Spec-Bench counts",
@@ -93,7 +93,7 @@ def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
         *group.warnings,
     ]
     if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):
-        notes.insert(0, INTERVALS)
+        notes.insert(0, f"In brackets: {intervals_text(group)}")
     titles = short_titles(group)
     notes += [f"{titles[row.entry.label]}: {note}" for row in group.rows for note in row.notes]
     shared = shared_options(group)
@@ -107,6 +107,16 @@ def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
     if baseline is not None:
         notes.append(_published_speed_note(group, titles, baseline))
     return notes
+
+
+def intervals_text(group: Group) -> str:
+    """Say what a group's intervals are, the noise floor's included."""
+    if group.num_compared == 1:
+        return f"{INTERVALS}, each of 95%"
+    return (
+        f"{INTERVALS}, widened so that those of all {group.num_compared} methods hold together in 95% of "
+        "comparisons (Bonferroni)"
+    )
 
 
 def difference_text(published: pd.DataFrame, groups: Sequence[Group]) -> str:
@@ -134,11 +144,8 @@ def _floor_notes(group: Group) -> Iterator[str]:
         yield f"Two runs of {name} were made: {TOO_FEW}, and no noise floor"
         return
     details = ", ".join(f"{FLOOR_NAMES[key]} {bounds_text(it)}" for key, it in found.items())
-    several = ""
-    if (num_compared := len(group.rows) - 1) > 1:
-        several = f", widened for {num_compared} methods that are compared at once"
     yield (
-        f"Two runs of {name} differ by {bounds_text(exact)}{several}: ratios of up to "
+        f"Two runs of {name} differ by {bounds_text(exact)}: ratios of up to "
         f"{noise_factor(exact):.2f}x, either way, are not told apart ({details})"
     )
 

@@ -14,6 +14,7 @@ import pandas as pd
 from evaluation.answers.step_figures import node_counts
 from evaluation.reporting import charts
 from evaluation.reporting.charts import Picture
+from evaluation.reporting.notes import intervals_text
 from evaluation.reporting.titles import entry_titles
 from evaluation.scoring.figures import CODE, counts_code
 from evaluation.scoring.groups import AnswerFile, Entry, Group
@@ -78,7 +79,7 @@ def _speedup_picture(
     return Picture(
         "speedup",
         "Speed-up by task",
-        f"Tokens per second relative to {baseline}; bars are paired 95% intervals over questions."
+        f"Tokens per second relative to {baseline}. Bars: {intervals_text(group)}."
         + (" The grey band is how far two runs of one method differ overall." if is_known else ""),
         charts.speedup_chart(speedups, baseline, look, floor if is_known else None),
     )

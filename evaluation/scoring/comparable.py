@@ -33,7 +33,7 @@ from evaluation.scoring.groups import (
     TooFast,
     condition_names,
 )
-from evaluation.scoring.intervals import CONFIDENCE, PrefillGap, prefill_gap
+from evaluation.scoring.intervals import PrefillGap, joint_confidence, prefill_gap
 from evaluation.scoring.ledger import broken_identities, too_fast
 from evaluation.scoring.per_question import Tokenizer, uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
@@ -155,21 +155,25 @@ def _measured_group(
     entries = [entry for entry in found if not entry.files[0].is_noise_floor]
     _tell_apart(entries)
     baseline = _find_baseline(conditions, entries, base)
-    floor = _measure_floor(floors, entries, conditions[-1]) if floors else None
+    num_compared = max(1, len(entries) - 1)
+    confidence = joint_confidence(num_compared)
+    floor = _measure_floor(floors, entries, conditions[-1], confidence) if floors else None
     noise = floor.figures if floor else None
     rows = []
     for entry in entries:
         try:
-            rows.append(_measure(entry, baseline, conditions[-1], CONFIDENCE, noise))
+            rows.append(_measure(entry, baseline, conditions[-1], confidence, noise))
         except UserError as error:
             if entry is baseline:
                 raise
             reasons.append(str(error))
     rows.sort(key=partial(_rank, "speedup"))
-    return Group(conditions, rows, baseline, floor)
+    return Group(conditions, rows, baseline, floor, num_compared)
 
 
-def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Measured:
+def _measure_floor(
+    floors: list[Entry], entries: list[Entry], bench: str, confidence: float
+) -> Measured:
     second = floors[0].files[0]
     first = [
         entry
@@ -182,9 +186,7 @@ def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Mea
             f"{NOISE_FLOOR!r}), with {len(first)} first runs of the same options and {len(floors) - 1} more "
             "second runs; allowed: one first run and no more second runs; give those, or leave this file out"
         )
-    # The largest of several differences by chance is larger than one: Bonferroni's correction.
-    num_compared = max(1, len(entries) - 1)
-    return _measure(floors[0], first[0], bench, 1 - (1 - CONFIDENCE) / num_compared)
+    return _measure(floors[0], first[0], bench, confidence)
 
 
 def _tell_apart(entries: list[Entry]) -> None:
@@ -295,11 +297,12 @@ def neighbours(group: Group) -> Iterator[tuple[Measured, Entry]]:
     The baseline is left out: the group has every method's figures against it, and the identities that files break.
     """
     rows = [row for row in group.rows if row.entry is not group.baseline]
+    confidence = joint_confidence(group.num_compared)
     for row, slower in itertools.pairwise(sorted(rows, key=partial(_rank, "exact_speedup"))):
         entry, other = row.entry, slower.entry
         shared = {bench: files for bench, files in entry.runs.items() if bench in other.runs}
         mine = Entry(entry.method, entry.options, shared, entry.differing)
-        measured = list(_measured_benches(mine, other, group.conditions[-1], CONFIDENCE))
+        measured = list(_measured_benches(mine, other, group.conditions[-1], confidence))
         figures = RunFigures.joined([part for _, _, part in measured])
         equality = equality_of_files(pair for pairs, _, _ in measured for pair in pairs)
         yield Measured(mine, figures, equality), other

@@ -52,7 +52,7 @@ class RunFigures(NamedTuple):
     mean: pd.DataFrame
     deviation: pd.DataFrame  # standard deviation (ddof=1) of every figure, NaN for a single run
     num_runs: int
-    intervals: pd.DataFrame  # columns `INTERVALS`: a 95% `Interval` over questions of each speed-up
+    intervals: pd.DataFrame  # columns `INTERVALS`: an `Interval` over questions of each speed-up
     of_runs: tuple[pd.DataFrame, ...]  # the same figures of each run
 
     def figure(self, task: str, name: str) -> float:

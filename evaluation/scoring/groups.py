@@ -179,6 +179,8 @@ class Group(NamedTuple):
     baseline: Entry
     # A second run of the baseline's method over its first; None if there is none.
     floor: Measured | None = None
+    # How many methods are compared at once: all intervals are widened for them (`joint_confidence`).
+    num_compared: int = 1
 
     @property
     def tasks(self) -> list[str]:

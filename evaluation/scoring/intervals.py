@@ -53,6 +53,14 @@ class Interval(NamedTuple):
 UNKNOWN = Interval(math.nan, math.nan)
 
 
+def joint_confidence(num_intervals: int) -> float:
+    """Return the confidence of each of so many intervals that all hold together in `CONFIDENCE` (Bonferroni).
+
+    The largest of several differences by chance is larger than one.
+    """
+    return 1 - (1 - CONFIDENCE) / num_intervals
+
+
 class RatioOfSums(NamedTuple):
     """A figure that is a product of sums over questions, divided by others, such as the ratio of two rates."""
 

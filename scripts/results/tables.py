@@ -34,6 +34,7 @@ from scripts.results.pack import groups_of
 DEFAULTS = "defaults"
 # An option that names a tree, of another size each.
 TREE = "tree_version"
+INTERVALS = "Intervals of all methods of a column hold together in 95% of comparisons (Bonferroni)."
 MODEL_TITLES = {
     "demo/model": "Demo model, 7M",
     **{f"{MODELS_FOLDER.name}/{name}": known.title for name, known in KNOWN_MODELS.items()},
@@ -301,6 +302,7 @@ def _captions(groups: Sequence[Group], titles: Sequence[str] = ()) -> list[str]:
         noise = f" Noise (one run of vanilla over another): {known}." if known else ""
         columns = "; ".join(title for title, _ in of_them)
         lines.append(f"{columns}: {conditions}.{noise}")
+    lines.append(INTERVALS)
     if not titles:
         return [*lines, *(f"**{alarm}.**" for alarm in alarms(groups))]
     of_columns = ((title, alarms([group])) for title, group in zip(titles, groups, strict=True))

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from evaluation.scoring.intervals import (
+    CONFIDENCE,
     LEAST_QUESTIONS,
     UNKNOWN,
     Interval,
     RatioOfSums,
+    joint_confidence,
     paired_interval,
 )
 
@@ -59,6 +61,31 @@ def test_an_interval_of_95_percent_holds_the_true_figure_in_95_percent(
         )
         num_held += low <= population.value <= high
     assert 0.93 <= num_held / num_trials <= 0.97
+
+
+@pytest.mark.parametrize("num_methods", [4, 8])
+def test_intervals_of_several_methods_hold_together_in_95_percent(num_methods: int) -> None:
+    random = np.random.default_rng(num_methods)
+    first = _population(random)
+    seconds = [_population(random).under[0] for _ in range(num_methods)]
+    populations = [first._replace(under=(one, first.under[1])) for one in seconds]
+    num_trials, num_held = 250, {CONFIDENCE: 0, joint_confidence(num_methods): 0}
+    for _ in range(num_trials):
+        # The methods answer the same questions, over the same baseline.
+        drawn = random.integers(0, POPULATION, 40)
+        samples = [
+            RatioOfSums([part[drawn] for part in one.over], [part[drawn] for part in one.under])
+            for one in populations
+        ]
+        for confidence in num_held:
+            intervals = [paired_interval(sample, confidence) for sample in samples]
+            num_held[confidence] += all(
+                low <= one.value <= high
+                for one, (low, high) in zip(populations, intervals, strict=True)
+            )
+    single, together = (count / num_trials for count in num_held.values())
+    assert 0.93 <= together <= 0.98
+    assert single < 0.9, "each of 95% alone, they hold together less often"
 
 
 def _ratio(*seconds: float) -> RatioOfSums:
