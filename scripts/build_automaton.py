@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     static.save(args.out)
     print(
         f"{sum(map(len, documents))} tokens of {len(documents)} documents, {len(static.links)} states, "
-        f"{len(static.arrays['edge_tokens'])} transitions, {static.num_bytes / 2**20:.2f} MB in "
+        f"{len(static.arrays['edge_tokens'])} transitions, {static.num_bytes / 2**20:.2f} MiB in "
         f"{args.out}; built in {time.perf_counter() - start:.1f} s"
     )
     return 0

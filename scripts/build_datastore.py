@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replace_file(args.out, Datastore.build(found).save)
     print(
         f"{sum(map(len, found))} tokens of {len(found)} documents, "
-        f"{args.out.stat().st_size / 2**20:.2f} MB in {args.out}; built in {time.perf_counter() - start:.1f} s"
+        f"{args.out.stat().st_size / 2**20:.2f} MiB in {args.out}; built in {time.perf_counter() - start:.1f} s"
     )
     return 0
 

@@ -102,7 +102,7 @@ class MethodAnswerer(Answerer):
         """Return lines about this run for the log."""
         chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
         size = self.target.num_state_bytes / 2**20
-        states = f"recurrent states: {size:.2f} MB a text" if size else ""
+        states = f"recurrent states: {size:.2f} MiB a text" if size else ""
         return [note for note in (self.drafter.describe(), chain, states) if note]
 
     def end_warmup(self) -> None:

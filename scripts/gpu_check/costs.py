@@ -181,7 +181,7 @@ def whole_steps(bench: Bench, found: Found) -> None:
         if row["late_shapes"]:
             found.problems.append(f"{what}: {row['late_shapes']} calls came first within an answer")
     found.figures["rows"] = rows
-    header = ("target", "method", *PARTS, "step", "tokens", "graphs", "late", "seconds", "MB")
+    header = ("target", "method", *PARTS, "step", "tokens", "graphs", "late", "seconds", "MiB")
     title = "milliseconds of a step by part, its tokens, and what was prepared for a method beyond those above"
     bench.show(title, header, [list(row.values()) for row in rows])
 

@@ -164,7 +164,7 @@ def run(file: Path, drafters: Sequence[str], extend: bool, threads: int | None =
 
 def _size(recording: Recording, file: Path) -> str:
     rows = f"{recording.num_texts} texts with {recording.source.top_k} tokens each"
-    return f"{rows}, {file.stat().st_size / 2**20:.1f} MB in {file}"
+    return f"{rows}, {file.stat().st_size / 2**20:.1f} MiB in {file}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

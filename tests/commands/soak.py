@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         body = [
             [
                 str(block.questions),
-                f"{block.resident_bytes / 2**20:.0f} MB",
+                f"{block.resident_bytes / 2**20:.0f} MiB",
                 str(block.open_files),
                 f"{block.mean_accepted_tokens:.2f}",
                 f"{block.tokens_per_second:.1f}",

@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [
         [
             *map(str, block[:2]),
-            f"{block.resident_bytes / 2**20:.0f} MB",
+            f"{block.resident_bytes / 2**20:.0f} MiB",
             str(block.open_files),
             f"{block.seconds:.1f} s",
         ]

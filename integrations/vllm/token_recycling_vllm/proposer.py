@@ -125,7 +125,7 @@ class RecyclingProposer:
     def load_model(self, target_model: Any) -> None:
         self._logits = LogitsHook(target_model, self.options.top_k, self.options.debug)
         size = self._tables.num_bytes / 2**20
-        logger.info("Token Recycling: %.1f MB of rows, %s", size, self.options)
+        logger.info("Token Recycling: %.1f MiB of rows, %s", size, self.options)
 
     def propose(
         self,

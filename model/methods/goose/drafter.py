@@ -235,7 +235,9 @@ class GooseDrafter(Drafter):
 
     def describe(self) -> str:
         size = self._table.num_bytes / 2**20
-        return f"rows by 1 and 2 tokens: {self._table.num_rows:,}, {size:.2f} MB without their keys"
+        return (
+            f"rows by 1 and 2 tokens: {self._table.num_rows:,}, {size:.2f} MiB without their keys"
+        )
 
     def _limits(self, confidence: float, max_depth: int) -> Limits:
         """Return the limits of a tree: confidence adds nodes, and gives the spine a larger share of them."""

@@ -56,7 +56,7 @@ class HybridConfig(Options):
     output_id_topk: int = option(8, "tokens kept in a row (k)", least=1)
     start: str = start_option("the rows live")
     table_bits: int = option(
-        18, "log2 of the slots of the table of rows; 18 take 10 MB", least=8, most=24
+        18, "log2 of the slots of the table of rows; 18 take 10 MiB", least=8, most=24
     )
     neighbours: int = option(
         32,
@@ -190,11 +190,11 @@ class HybridDrafter(CostAwareDrafter):
 
     def describe(self) -> str:
         size = self._pool.tables.num_bytes / 2**20
-        text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
+        text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MiB"
         if self.needs.logit_samples:
-            text += f"; rows by state: {self._pool.neighbours.num_bytes / 2**20:.1f} MB"
+            text += f"; rows by state: {self._pool.neighbours.num_bytes / 2**20:.1f} MiB"
         counts = 4 * self.vocab_size / 2**20
-        return f"{text}; counts of tokens: {counts:.1f} MB"
+        return f"{text}; counts of tokens: {counts:.1f} MiB"
 
     def memory(self) -> dict[str, torch.Tensor]:
         return self._pool.memory()

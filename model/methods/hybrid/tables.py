@@ -31,8 +31,8 @@ LONGEST_KEY = 3
 NUM_CODES = 32
 FIRST = len(CENTRES) + 1
 assert 2 * FIRST <= NUM_CODES
-# Most records, and most bytes of records and tokens: with 10 MB of row tables at the default k, the
-# hybrid stays within 16 MB.
+# Most records, and most bytes of records and tokens: with 10 MiB of row tables at the default k, the
+# hybrid stays within 16 MiB.
 NUM_RECORDS, MOST_BYTES = 2**15, 6 * 2**20
 # Per token: its latest record (8), its count (int32), and whether it is in the text (one byte).
 BYTES_OF_TOKEN = 8 + 4 + 1

@@ -288,7 +288,7 @@ class RecyclingDrafter(CostAwareDrafter):
         size, kinds = self._matrix.nbytes, "int32"
         if self._adjacency.shares is not None:
             size, kinds = 2 * size, "int32 and float32"
-        return f"adjacency matrix {rows} x {k} {kinds}: {size / 2**20:.2f} MB"
+        return f"adjacency matrix {rows} x {k} {kinds}: {size / 2**20:.2f} MiB"
 
 
 class AveragedRecyclingDrafter(RecyclingDrafter):

@@ -160,4 +160,6 @@ class RestDrafter(Drafter):
 
     def describe(self) -> str:
         size = self._datastore.tokens.nbytes + self._datastore.suffixes.nbytes
-        return f"datastore of {len(self._datastore.tokens):,} tokens: {size / 2**20:.2f} MB, mapped"
+        return (
+            f"datastore of {len(self._datastore.tokens):,} tokens: {size / 2**20:.2f} MiB, mapped"
+        )

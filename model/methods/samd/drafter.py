@@ -205,7 +205,7 @@ class SamdDrafter(CostAwareDrafter):
         parts = [self._fallback.describe()]
         if self._corpus is not None:
             size = self._corpus.num_bytes / 2**20
-            parts.append(f"automaton of {len(self._corpus.tokens)} tokens: {size:.2f} MB")
+            parts.append(f"automaton of {len(self._corpus.tokens)} tokens: {size:.2f} MiB")
         return "; ".join(filter(None, parts))
 
     def _extend(self, tokens: Sequence[int]) -> None:

@@ -267,6 +267,6 @@ class SuffixDrafter(Drafter):
         num_nodes = self._answers.tree.num_nodes
         return (
             f"tree of answers: {len(self._answers.kept)} answers, {num_nodes:,} nodes, about "
-            f"{NODE_BYTES * num_nodes / 2**20:.1f} MB; "
+            f"{NODE_BYTES * num_nodes / 2**20:.1f} MiB; "
             f"at most {self.config.max_cached_answers:,} answers, some {TOKEN_BYTES} bytes a token"
         )

@@ -243,7 +243,7 @@ def test_the_matrix_of_a_large_vocabulary_is_small() -> None:
     assert (matrix.dtype, shares.dtype) == (torch.int32, torch.float32)
     for tensor in (matrix, shares):
         assert tensor.numel() * tensor.element_size() < 2 * 10**6
-    assert "32000 x 8 int32 and float32: 1.95 MB" in recycling.describe()
+    assert "32000 x 8 int32 and float32: 1.95 MiB" in recycling.describe()
 
 
 @pytest.mark.parametrize(
