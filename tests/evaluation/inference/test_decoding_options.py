@@ -50,7 +50,7 @@ def plain(asked: list[str], tmp_path: Path) -> Path:
 
 def compared(given: list[str], folder: Path, size: int) -> list[Path]:
     """Compare METHODS; return the answer files."""
-    words = ["--out", str(folder), "--batch-size", str(size), "--methods", *METHODS]
+    words = ["--in-order", "--out", str(folder), "--batch-size", str(size), "--methods", *METHODS]
     assert compare.main([*given, *words]) == 0
     files = sorted(folder.glob("*.jsonl"))
     assert len(files) == len(METHODS) + 1
