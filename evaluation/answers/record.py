@@ -122,6 +122,7 @@ CIRCUMSTANCES = frozenset(
         *("start_time", "end_time", "git_commit", "versions", "argv", "resumed"),
         *("kernel_names", "kernel_build", "engine", "method_title"),
         *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes", "num_rows"),
+        "keeps_memory",
     )
 )
 
@@ -208,6 +209,11 @@ class RunRecord(JsonObject):
         """The CPU threads, None if they are not known."""
         threads = self.values.get("threads")
         return threads if isinstance(threads, int) and threads > 0 else None
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the method remembers earlier questions; an older sidecar says so by an option alone."""
+        return bool(self.values.get("keeps_memory", self.options.get("start") == "hot"))
 
     def ran_in_turn_with(self, other: RunRecord) -> bool:
         """Whether two files were answered question by question in turn, on one loaded model."""

@@ -313,6 +313,8 @@ def prepare(
         sidecar["threads"] = threads
     if ":" in participant.method.name:  # reports import no module that a file of answers names
         sidecar["method_title"] = words_of(participant.method.name).title
+    if is_hot or is_unsaved:
+        sidecar["keeps_memory"] = True
     log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
     return Plan(participant, run, asked, model_id, log, memory, is_hot, is_unsaved, threads, client)
 

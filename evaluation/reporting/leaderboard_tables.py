@@ -14,6 +14,7 @@ import pandas as pd
 
 from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
+from evaluation.reporting.memory_age import memory_table
 from evaluation.reporting.notes import group_caption
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
 from evaluation.reporting.titles import (
@@ -61,14 +62,14 @@ QUANTILES = (0.5, 0.9)
 
 
 def group_tables(group: Group, pairs: Table) -> list[Table]:
-    """Return a group's tables: as Spec-Bench counts, exact figures, its `pairs_table`, and acceptance of drafts."""
+    """Return a group's tables: as Spec-Bench counts, exact figures, its `pairs_table`, and acceptance."""
     titles = short_titles(group)
     served = {
         titles[row.entry.label]: [answer for file in row.entry.files for answer in file.rows]
         for row in group.rows
         if row.entry.files[0].record.is_served
     }
-    further = (pairs, drafting_table(group), serving_table(served))
+    further = (pairs, drafting_table(group), memory_table(group), serving_table(served))
     return [group_table(group), exact_table(group), *(table for table in further if table.rows)]
 
 

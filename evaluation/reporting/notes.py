@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.reporting.memory_age import order_notes
 from evaluation.reporting.tables import bounds_text, figure_text
 from evaluation.reporting.titles import (
     engine_text,
@@ -90,6 +91,7 @@ def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
         *_verdict_notes(group),
         *_rounding_notes(group),
         *_circumstance_notes(group),
+        *order_notes(group),
         *group.warnings,
     ]
     if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):

@@ -50,6 +50,8 @@ def test_a_comparison_and_a_single_run_record_what_each_drafter_holds(
         name: read_meta(next(folder.glob(f"*-{name}-float32*.jsonl"))).get("held_bytes")
         for name in methods
     }
+    records = {name: read_meta(next(folder.glob(f"*-{name}-float32*.jsonl"))) for name in methods}
+    assert [one.get("keeps_memory") for one in records.values()] == [None, True, None]
     assert run("recycling", options, single) == 0
     matrix = 8192 * 8 * 4  # eight successors of each token, 32 bits each
     assert found["generate"] is None and 0 < found["vanilla"] < matrix
