@@ -130,7 +130,9 @@ def test_a_gpu_is_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.found for each in doctor._device()] == ["cuda:0 (Card 0)", "cuda:1 (Card 1)"]
     assert next(doctor._dtype()).found == "float16 on cuda by default"
     assert [each.found for each in doctor._memory()][-1] == "cuda:1: 3.0 GiB free of 4.0"
-    assert next(doctor._method()).found.startswith("recycling where none is named: on a GPU")
+    assert next(doctor._method()).found.startswith(
+        "recycling-averaged where none is named: on a GPU"
+    )
 
 
 def test_a_broken_installation_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
