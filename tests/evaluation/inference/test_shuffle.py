@@ -30,7 +30,7 @@ def test_orders_are_seeded_and_complete() -> None:
 def test_a_shuffled_run_is_recorded_and_resumed(options: list[str], tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     shuffled = [*options, "--start", "cold", "--max-new-tokens", "8", "--shuffle"]
-    assert run("recycling", shuffled, whole, 1) == 0
+    assert run("recycling-averaged", shuffled, whole, 1) == 0
     assert read_meta(whole)["shuffle"] == 1
     rows = read_rows(whole)
     ids = [row["question_id"] for row in rows]
@@ -39,8 +39,8 @@ def test_a_shuffled_run_is_recorded_and_resumed(options: list[str], tmp_path: Pa
     write_rows(cut, rows[:2])
     shutil.copy(whole.with_suffix(".meta.json"), cut.with_suffix(".meta.json"))
     with pytest.raises(UserError, match="shuffle"):
-        run("recycling", shuffled, cut, 2, "--model-id", rows[0]["model_id"])
-    assert run("recycling", shuffled, cut, 1) == 0
+        run("recycling-averaged", shuffled, cut, 2, "--model-id", rows[0]["model_id"])
+    assert run("recycling-averaged", shuffled, cut, 1) == 0
     assert [row["question_id"] for row in read_rows(cut)] == ids
     assert token_ids(cut) == token_ids(whole)
 
