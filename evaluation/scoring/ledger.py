@@ -26,6 +26,10 @@ CLOCK_ERROR = 2.0
 LEAST_PREFILL, LEAST_PREFILL_SECONDS = 0.5, 0.05
 # From so many questions on a file with another's times is its copy.
 LEAST_COPIED = 3
+# Texts of one model have about as many tokens a character, whoever counts them; in short ones end tokens tell.
+MOST_DENSITY, LEAST_TOKENS_A_TURN = 1.5, 8
+# Of a server's later run over the first one's time: below it, answers are remembered, not computed.
+LEAST_AGAIN = 0.25
 # How far a point may lie outside its interval.
 ROUNDING = 1e-6
 
@@ -48,6 +52,7 @@ def broken_identities(
             names = f"{file.path.name} beside {base.path.name}"
             found += [Broken(f"{names}: {what}", True) for what in _in_one_alone(file, base)]
             found += [Broken(f"{names}: {what}") for what in _between(file, base)]
+    found += [Broken(line) for line in _remembered(pairs)]
     name = pairs[0][0].path.name
     found += [one._replace(line=f"{name}: {one.line}") for one in _in_figures(figures)]
     return list(dict.fromkeys(found))
@@ -104,6 +109,12 @@ def _between(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
     unequal = [one.question_id for one, other in common if _has_other_counts(one, other)]
     if unequal:
         yield f"{len(unequal)} equal texts have other numbers of tokens, as of question {unequal[0]}"
+    mine_a_character, theirs_a_character = (
+        _tokens_a_character([pair[side] for pair in common]) for side in (0, 1)
+    )
+    ratio = quotient(mine_a_character, theirs_a_character)
+    if ratio > MOST_DENSITY or ratio < 1 / MOST_DENSITY:
+        yield f"has {ratio:.2f} times as many tokens a character: they were not counted in its texts"
     times = [[choice.wall_time for choice in row.choices] for pair in common for row in pair]
     if len(common) >= LEAST_COPIED and times[::2] == times[1::2]:
         yield "all times are equal to the last digit: one is a copy of the other"
@@ -111,6 +122,35 @@ def _between(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
         yield f"{drafted} rows of the baseline have steps of more than one token: it is not plain decoding"
     if not (file.record.is_served or base.record.is_served):
         yield from _unread_prompts(file, base)
+
+
+def _tokens_a_character(rows: Sequence[AnswerRow]) -> float:
+    """Return tokens over characters, NaN where texts are short, or are not all that was generated."""
+    choices = [choice for row in rows for choice in row.choices if not any(choice.tool_calls)]
+    tokens = sum(sum(choice.new_tokens) for choice in choices)
+    if tokens < LEAST_TOKENS_A_TURN * sum(choice.num_turns for choice in choices):
+        return math.nan
+    texts = (text for choice in choices for text in (*choice.turns, *choice.reasoning))
+    return quotient(tokens, sum(map(len, texts)))
+
+
+def _remembered(pairs: Sequence[tuple[AnswerFile, AnswerFile]]) -> Iterator[str]:
+    """Yield the later runs of a server that take hardly any of the first one's time."""
+    first, base = pairs[0]
+    for file, other in pairs[1:] if first.record.is_served else ():
+        again, base_again = _over_first(file, first), _over_first(other, base)
+        if again < LEAST_AGAIN * min(base_again, 1):
+            yield (
+                f"{file.path.name} took {again:.2f} of the seconds of {first.path.name}: the server remembers "
+                "answers; start it without a cache of them, or anew for each run"
+            )
+
+
+def _over_first(file: AnswerFile, first: AnswerFile) -> float:
+    """Return a run's seconds over an earlier one's, of the questions of both; prompts may come from a cache."""
+    seconds, earlier = (one.frame["decode_seconds"].dropna() for one in (file, first))
+    common = seconds.index.intersection(earlier.index)
+    return quotient(seconds[common].sum(), earlier[common].sum())
 
 
 def _has_other_counts(one: AnswerRow, other: AnswerRow) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,15 @@ def _failed(files: Files) -> None:
         files["pld"][0][number] |= {"choices": [], "error": "out of memory"}
 
 
+def _doubled_usage(files: Files) -> None:
+    """A server with other texts, so that no equal text shows it, says twice as many tokens."""
+    for number in range(24):
+        choice = _choice(files, "pld", number)
+        choice |= {"turns": [f"word {number}"], "new_tokens": [24], "decoding_steps": [12]}
+        choice |= {"accept_lengths": [2] * 12}
+        del choice["token_ids"]
+
+
 # What is planted, a part of the line that names it, and whose verdicts are gone.
 ALL = ("pld", "recycling")
 PLANTS: dict[str, tuple[Callable[[Files], None], str, tuple[str, ...]]] = {
@@ -167,6 +177,11 @@ PLANTS: dict[str, tuple[Callable[[Files], None], str, tuple[str, ...]]] = {
     ),
     "a baseline that drafts": (_drafting_baseline, "it is not plain decoding", ALL),
     "equal texts of other counts": (_other_counts, "24 equal texts have other numbers", ("pld",)),
+    "usage that is not of its texts": (
+        _doubled_usage,
+        "has 2.00 times as many tokens a character",
+        (),  # "not lossless" comes first
+    ),
     "a floor that is a copy": (_copied, "one is a copy of the other", ALL),
     "prompts that were not read": (_unread, "they were not read", ("pld",)),
     "steps below one": (_negative_steps, "turn 0 has 12 new tokens in -2 steps", ("pld",)),
@@ -293,3 +308,18 @@ def test_a_run_that_goes_on_breaks_nothing_by_itself(tmp_path: Path, capsys: Cap
         meta["end_time"] = None
     _write(tmp_path, files)
     assert _report(tmp_path, capsys)["alarms"] == []
+
+
+def test_a_server_that_remembers_its_answers_is_named(tmp_path: Path, capsys: Capture) -> None:
+    files = honest()
+    files["pld"][1]["is_served"] = True
+    for name in ("vanilla", "recycling"):  # a second run of all
+        files[f"{name}2"] = deepcopy(files[name])
+        _set_times(files, f"{name}2", range(24), 1.01)
+    files["pld2"] = _file("pld", 40, 2, is_served=True)
+    _write(tmp_path, files)
+    report = _report(tmp_path, capsys)
+    said = "pld2.jsonl took 0.04 of the seconds of pld.jsonl: the server remembers answers"
+    assert any(said in line for line in report["alarms"]), report["alarms"]
+    verdicts = {row["method"]: row["verdict"] for row in report["measured"]}
+    assert verdicts["pld"].startswith("no verdict") and verdicts["recycling"] == "faster"
