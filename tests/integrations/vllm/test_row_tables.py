@@ -8,7 +8,7 @@ import torch
 from token_recycling_vllm.row_tables import NO_TOKEN, RowTables, averaged
 
 from model.methods.recycling import adjacency
-from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
+from model.methods.recycling.drafter import AveragedRecyclingConfig, RecyclingDrafter
 
 K, VOCAB = 4, 50
 
@@ -89,7 +89,7 @@ def test_a_saved_matrix_is_the_librarys(tmp_path):
 
     from safetensors.torch import load_file
 
-    config = RecyclingConfig(output_id_topk=K, tree_version=str(_tree(tmp_path)))
+    config = AveragedRecyclingConfig(output_id_topk=K, tree_version=str(_tree(tmp_path)))
     drafter = RecyclingDrafter(config, VOCAB, torch.device("cpu"))
     drafter.load_memory(load_file(file))
     again = RowTables(VOCAB, K, 12, share=True)
