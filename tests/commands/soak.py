@@ -170,7 +170,7 @@ def check_entrant(participant: Participant, run: RunConfig, model: CheckedModel)
         UserError: with the reason.
     """
     if isinstance(participant.method, OtherProgram):
-        participant.method.check(run)
+        participant.method.check(run, participant.config)
     draft_model = getattr(participant.config, "draft_model", None)
     if model.vocab_size is None:
         return

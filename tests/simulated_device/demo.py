@@ -59,7 +59,7 @@ class Setting:
 
 SETTINGS = [
     *(Setting(method) for method in METHODS),
-    Setting("recycling-averaged", {"tree_version": "auto"}),
+    Setting("recycling", {"tree_version": "auto"}),
     Setting("hybrid", {"budget": "fixed", "num_nodes": 31}),
     Setting("hybrid", {"budget": "fixed", "num_nodes": 63}),
 ]
@@ -68,7 +68,7 @@ SETTINGS = [
 MAIN_SETTINGS = (
     Setting("vanilla"),
     Setting("recycling-averaged"),
-    Setting("recycling-averaged", {"tree_version": "auto"}),
+    Setting("recycling", {"tree_version": "auto"}),
     Setting("hybrid"),
 )
 
