@@ -213,4 +213,4 @@ def test_what_batches_cannot_do_is_refused_before_the_weights_load(
     more: tuple[str, ...], says: str, few: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=says):
-        run("recycling", few, tmp_path / "run.jsonl", *more)
+        run("recycling-averaged", few, tmp_path / "run.jsonl", *more)
