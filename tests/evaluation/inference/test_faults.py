@@ -116,9 +116,9 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_whole_rows(
     options: list[str], tmp_path: Path
 ) -> None:
     uncut, file = tmp_path / "uncut.jsonl", tmp_path / "full.jsonl"
-    assert run("recycling", [*options, "--start", "cold"], uncut) == 0
+    more = [*options, "--policy", "average", "--start", "cold"]
+    assert run("recycling", more, uncut) == 0
     assert uncut.stat().st_size > KEPT, "the limit would not be met"
-    more = [*options, "--start", "cold"]
     done = run_alone(more, file, preexec_fn=limited)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
@@ -199,7 +199,8 @@ def test_a_method_that_starts_cold_knows_nothing_of_the_answer_that_failed(
 
         monkeypatch.setattr(method_answerer, "generate", short_of_memory)
         file = tmp_path / f"{is_late}.jsonl"
-        assert run("recycling", options, file, "--question-end", 1, "--start", "cold") == 0
+        cold = ("--policy", "average", "--start", "cold")
+        assert run("recycling", options, file, "--question-end", 1, *cold) == 0
         (row,) = read_rows(file)
         assert row["retried_after"]
         lengths.append(row["choices"][0]["accept_lengths"])
