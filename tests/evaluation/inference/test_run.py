@@ -223,8 +223,10 @@ def test_a_cold_start_forgets_what_other_questions_taught(
     greedy: dict[str, Path], options: list[str], tmp_path: Path
 ) -> None:
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
-    run("recycling", options, whole, "--start", "cold")
-    run("recycling", options, part, "--start", "cold", "--question-begin", 3, "--warmup", 2)
+    run("recycling-averaged", options, whole, "--start", "cold")
+    run(
+        "recycling-averaged", options, part, "--start", "cold", "--question-begin", 3, "--warmup", 2
+    )
     cold, hot = steps_of(whole), steps_of(greedy["recycling"])
     assert steps_of(part) == {key: cold[key] for key in (4, 5, 6)}, "order or warm-up shows"
     assert hot[1] == cold[1], "the first question has nothing to remember"
