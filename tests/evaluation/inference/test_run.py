@@ -227,7 +227,7 @@ def test_a_cold_start_forgets_what_other_questions_taught(
     run(
         "recycling-averaged", options, part, "--start", "cold", "--question-begin", 3, "--warmup", 2
     )
-    cold, hot = steps_of(whole), steps_of(greedy["recycling"])
+    cold, hot = steps_of(whole), steps_of(greedy["recycling-averaged"])
     assert steps_of(part) == {key: cold[key] for key in (4, 5, 6)}, "order or warm-up shows"
     assert hot[1] == cold[1], "the first question has nothing to remember"
     assert hot != cold, "a hot matrix should change what is drafted"
@@ -237,13 +237,13 @@ def test_a_cold_start_forgets_what_other_questions_taught(
 def test_warm_up_leaves_no_mark(
     greedy: dict[str, Path], options: list[str], tmp_path: Path
 ) -> None:
-    run("recycling", options, tmp_path / "run.jsonl", "--warmup", 2)
-    assert steps_of(tmp_path / "run.jsonl") == steps_of(greedy["recycling"])
+    run("recycling-averaged", options, tmp_path / "run.jsonl", "--warmup", 2)
+    assert steps_of(tmp_path / "run.jsonl") == steps_of(greedy["recycling-averaged"])
 
 
 def test_warm_up_counts_as_in_the_published_code(options: list[str], tmp_path: Path) -> None:
     for count in (0, 1):
-        more = ["--policy", "original", "--warmup", count, "--question-end", 1]
+        more = ["--warmup", count, "--question-end", 1]
         run("recycling", options, tmp_path / f"{count}.jsonl", *more)
     cold, warm = (steps_of(tmp_path / f"{count}.jsonl") for count in (0, 1))
     assert cold != warm, "the matrix should remember the warm-up pass"
@@ -254,9 +254,9 @@ def test_a_saved_matrix_goes_on_where_it_was_saved(
 ) -> None:
     matrix = tmp_path / "matrix.safetensors"
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    run("recycling", options, first, "--question-end", 3, "--save-matrix", matrix)
-    run("recycling", options, second, "--question-begin", 3, "--load-matrix", matrix)
-    assert steps_of(first) | steps_of(second) == steps_of(greedy["recycling"])
+    run("recycling-averaged", options, first, "--question-end", 3, "--save-matrix", matrix)
+    run("recycling-averaged", options, second, "--question-begin", 3, "--load-matrix", matrix)
+    assert steps_of(first) | steps_of(second) == steps_of(greedy["recycling-averaged"])
     saved = load_file(matrix)
     assert {name: (part.dtype, tuple(part.shape)) for name, part in saved.items()} == {
         "adjacency": (torch.int32, (8192, 8)),
@@ -267,7 +267,7 @@ def test_a_saved_matrix_goes_on_where_it_was_saved(
     assert sorted(tmp_path.glob("matrix*")) == [matrix], "a temporary file is left behind"
 
 
-@pytest.mark.parametrize("more", ["", "--policy original --warmup 1"])
+@pytest.mark.parametrize("more", ["--policy average", "--warmup 1"])
 def test_a_resumed_hot_run_is_the_run_that_was_cut(
     more: str, options: list[str], tmp_path: Path
 ) -> None:

@@ -248,7 +248,7 @@ def test_a_sentence_says_why_published_figures_differ(
         f"Why these differ from ours: they are of Vicuna-7B-v1.3 on A100-80GB ({conditions}), ours "
         f"of ({CAPTION}commit 0123456789ab); what a pass over several tokens costs"
         for conditions in (
-            "fp16, greedy, batch size 1, PyTorch 2.5.1",
+            "mean of 3 runs, fp16, greedy, batch size 1, PyTorch 2.5.1, CUDA 11.5, 96 CPU cores",
             "fp16, greedy, batch size 1, PyTorch 2.3, CUDA 12.2",
         )
     )

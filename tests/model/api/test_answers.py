@@ -409,7 +409,7 @@ def test_without_a_seed_the_draws_are_of_torchs_global_generator() -> None:
 
 
 def test_what_is_learned_is_shared_and_stays() -> None:
-    decoder = decoder_for("recycling", *demo())
+    decoder = decoder_for("recycling-averaged", *demo())
     first, again = decoder.generate_all(PROMPTS[:1] * 2, batch_size=1, max_new_tokens=20)
     assert len(again.steps) < len(first.steps), "the second should know the text"
     assert decoder.drafter.memory()["adjacency"].any()
@@ -431,7 +431,7 @@ def test_without_sharing_each_text_begins_with_a_copy_of_what_is_known() -> None
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_with_a_cold_start_each_text_begins_with_nothing(shares_memory: bool) -> None:
     model, tokenizer = demo()
-    cold = TokenRecycling(model, tokenizer, start="cold", tree_version="2.2.2")
+    cold = TokenRecycling(model, tokenizer, start="cold", tree_version="2.2.2", policy="average")
     prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[1]]
     expected = [cold.generate(prompt, max_new_tokens=12).accept_lengths for prompt in prompts]
     found = cold.generate_all(prompts, batch_size=2, max_new_tokens=12, shares_memory=shares_memory)

@@ -98,14 +98,14 @@ def tokens_of(
 
 
 def runs() -> dict[str, list[tuple[str, list[str]]]]:
-    """Return methods and their option sets by family; each method goes round the sets by fours."""
+    """Return methods and their option sets by family; each method goes round the sets by sixes."""
     found: dict[str, list[tuple[str, list[str]]]] = {family: [] for family in FAMILIES}
     place: Counter[str] = Counter()
     for family, method in with_methods(FAMILIES, others=2):
         names = list(OPTIONS)
         if method != "recycling" and not ALL_PAIRS:
-            names = [names[(place[method] + step) % len(names)] for step in range(4)]
-            place[method] += 4
+            names = [names[(place[method] + step) % len(names)] for step in range(6)]
+            place[method] += 6
         found[family].append((method, names))
     return found
 
