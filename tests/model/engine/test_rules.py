@@ -39,8 +39,7 @@ def texts_of(method: str, setting: tuple[float, int, float]) -> list[list[int]]:
     """Return three texts, each with the generator where the one before left it."""
     target = target_of("Llama, grouped heads")
     rule = SamplingRule(sampling_processors(*setting), torch.Generator().manual_seed(11))
-    options = {"policy": "original"} if method == "recycling" else {}  # whose loop goes on unseen
-    drafter = drafter_for(method, target, **options)
+    drafter = drafter_for(method, target)  # the loop of recycling goes on unseen
     answers = [
         generate(target, drafter, random_ids(9), max_new_tokens=30, eos_ids=[4], rule=rule)
         for _ in range(3)

@@ -219,8 +219,7 @@ def sampled_texts(name: str, method: str) -> list[list[int]]:
     """Return two texts, the second with the generator where the first left it."""
     target = target_of(name)
     rule = SamplingRule(sampling_processors(0.7, 0, 0.9), torch.Generator().manual_seed(11))
-    options = {"policy": "original"} if method == "recycling" else {}
-    drafter = drafter_for(method, target, **options)
+    drafter = drafter_for(method, target)
     answers = [generate(target, drafter, PREFIX, max_new_tokens=16, rule=rule) for _ in range(2)]
     return [answer.token_ids for answer in answers]
 
@@ -283,7 +282,7 @@ def test_states_of_a_known_beginning_are_kept(monkeypatch: pytest.MonkeyPatch) -
         yield from prefill(prompt_ids, cache, with_logits)
 
     monkeypatch.setattr(target, "prefill", watched)
-    drafter, cache = drafter_for("recycling", target), PrefixCache()
+    drafter, cache = drafter_for("recycling-averaged", target), PrefixCache()
     answer = generate(target, drafter, PREFIX, max_new_tokens=8, prefix_cache=cache).token_ids
     generate(target, drafter, [*PREFIX, *answer, 3, 4], max_new_tokens=4, prefix_cache=cache)
     assert read == [8, 2], "only what is new is read"
@@ -301,7 +300,7 @@ def test_models_that_compute_several_tokens_otherwise_keep_no_beginning(name: st
 
 def test_a_pass_that_is_broken_off_leaves_usable_states(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of("Qwen3.5")
-    drafter, cache = drafter_for("recycling", target), PrefixCache()
+    drafter, cache = drafter_for("recycling-averaged", target), PrefixCache()
     steps = decode(target, drafter, PREFIX, max_new_tokens=20, prefix_cache=cache)
     text = [*PREFIX, *next(steps).tokens, *next(steps).tokens]
     head = target.model.lm_head
