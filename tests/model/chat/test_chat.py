@@ -24,7 +24,7 @@ from tests.model.chat.test_dialogue import DEMO
 SHORT = ("--threads", "1", "--max-new-tokens", "12")
 QUESTION = "Tell me about the sea."
 FIGURES = re.compile(
-    r"\[(\w+): (\d+) tokens in [\d.]+ s, [\d.]+ tokens/s, (\d+) steps, MAT ([\d.]+)(.*)\]"
+    r"\[([\w-]+): (\d+) tokens in [\d.]+ s, [\d.]+ tokens/s, (\d+) steps, MAT ([\d.]+)(.*)\]"
 )
 Script = Callable[..., None]
 
