@@ -39,7 +39,7 @@ def test_long_texts_equal_generate(
     target_class: type[TargetModel], prompt: list[int], expected: list[int]
 ) -> None:
     target = target_class(LLAMA.build())
-    for method in ("recycling", "pld"):
+    for method in ("recycling-averaged", "pld"):
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
         assert answer.token_ids == expected, method
 
@@ -51,7 +51,7 @@ def test_the_cache_is_as_large_as_the_text_not_as_the_context(
     asked: list[int] = []
     new_cache = target.new_cache
     monkeypatch.setattr(target, "new_cache", lambda rows: asked.append(rows) or new_cache(rows))
-    drafter = drafter_for("recycling", target)
+    drafter = drafter_for("recycling-averaged", target)
     generate(target, drafter, random_ids(50), max_new_tokens=10)
     assert asked == [50 + 10 + drafter.max_nodes]
     assert new_cache(asked[0]).num_bytes == asked[0] * BYTES_PER_ROW
