@@ -148,7 +148,10 @@ def _remembered(pairs: Sequence[tuple[AnswerFile, AnswerFile]]) -> Iterator[str]
 
 def _over_first(file: AnswerFile, first: AnswerFile) -> float:
     """Return a run's seconds over an earlier one's, of the questions of both; prompts may come from a cache."""
-    seconds, earlier = (one.frame["decode_seconds"].dropna() for one in (file, first))
+    seconds, earlier = (
+        frame.set_index(frame["question_id"].map(repr))["decode_seconds"].dropna()
+        for frame in (file.frame, first.frame)
+    )
     common = seconds.index.intersection(earlier.index)
     return quotient(seconds[common].sum(), earlier[common].sum())
 
