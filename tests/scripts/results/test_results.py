@@ -122,7 +122,7 @@ def test_a_summary_has_a_column_for_each_comparison(tmp_path: Path) -> None:
     one = _pack(tmp_path, "one", {"vanilla": 10, "hybrid": 15})
     other = _pack(tmp_path, "other", {"vanilla": 20, "pld": 30}, dtype="bfloat16")
     text = with_tables(_page("summary", one, other), tmp_path)
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "\nold\n" not in text
     header, _, *rows = (line for line in text.splitlines() if line.startswith("|"))
     assert "Demo model, 7M, float32, 2 threads" in header and "bfloat16" in header
     assert [row.split("|")[1].strip() for row in rows] == [
