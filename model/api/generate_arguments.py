@@ -160,8 +160,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument(
         "use_cache",
-        "`False` is transformers'",
-        lambda value, call: value is False,
+        "`False` is transformers', but as the model's own setting: a cache changes no token",
+        lambda value, call: value is False and not call.origin("use_cache"),
         "True, decoding keeps a KV cache",
     ),
     Argument(

@@ -22,11 +22,12 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 from model import SpeculativeDecoder
 from model.api.accelerate import accelerate, restore, speculative
 from model.backends.proofs.self_test import prove
+from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 from tests.fuzz.cases import Call, Case
 from tests.fuzz.changes import CHANGES, change_one
 from tests.fuzz.scene import NEAR_TIE, Finding, Inapplicable, Scene
-from tests.model.decoded import known, required_options
+from tests.model.decoded import known, random_ids, required_options
 
 ALPHABET = (
     string.ascii_letters + string.digits + ".,;:!"
@@ -132,6 +133,9 @@ class Runner:
         """Ask for the texts of a call, and hold them beside the expected ones."""
         own = self.model.generation_config.eos_token_id
         self.model.generation_config.eos_token_id = call.ends or None
+        remembered = [
+            (one, one.inv_freq.clone(), one.max_seq_len_cached) for one in _dynamic(self.model)
+        ]
         try:
             try:
                 expected = [self._expected(call, place) for place in range(len(call.prompts))]
@@ -144,6 +148,8 @@ class Runner:
             except ValueError as error:
                 if self.may_refuse and "\n" not in str(error):
                     return
+                if isinstance(error, UnsupportedModelError) and _differs_from_itself(self.model):
+                    return
                 if any(one is None for one in expected) and any(
                     word in str(error) for word in NO_ROOM
                 ):
@@ -151,6 +157,8 @@ class Runner:
                 raise Finding(f"{type(error).__name__}: {error}") from error
             except Exception as error:
                 raise Finding(f"raised {type(error).__name__}: {error}") from error
+            if call.door == "rows" and answers != expected:
+                expected = self._beside_padding(call, answers, expected, remembered)
             self._compared(call, answers, expected)
         finally:
             self.model.generation_config.eos_token_id = own
@@ -158,10 +166,6 @@ class Runner:
     def _compared(
         self, call: Call, answers: Sequence[list[int]], expected: Sequence[list[int] | None]
     ) -> None:
-        if call.door == "rows" and answers != expected:
-            # Some models have other numbers beside padding; such calls are transformers' own.
-            own = self._padded(type(self.model).generate.__get__(self.model), call)
-            expected = [b if a == b else c for a, b, c in zip(answers, own, expected, strict=True)]
         for place, (found, wanted) in enumerate(zip(answers, expected, strict=True)):
             self.counts[call.door] = self.counts.get(call.door, 0) + 1
             if wanted is None:
@@ -175,6 +179,19 @@ class Runner:
                 continue
             raise Finding(f"text {place}: got {found}; expected {wanted}")
         self._last = [*call.prompts[-1], *answers[-1]]
+
+    def _beside_padding(
+        self, call: Call, answers: Any, expected: Any, remembered: Sequence[tuple[Any, Any, Any]]
+    ) -> list[Any]:
+        """Return the expected texts, those that are right beside padding alone included.
+
+        Some models have other numbers there; such calls are transformers' own, with the same memory of longer
+        texts before.
+        """
+        for one, frequencies, length in remembered:
+            one.inv_freq, one.max_seq_len_cached = frequencies, length
+        own = self._padded(type(self.model).generate.__get__(self.model), call)
+        return [b if a == b else c for a, b, c in zip(answers, own, expected, strict=True)]
 
     def _words(self, call: Call, place: int) -> dict[str, Any]:
         """Return the arguments of a decoder's own `generate` for one of the texts."""
@@ -321,13 +338,29 @@ class Runner:
 
 def _forgetful(model: Any) -> Any:
     """Return a model whose dynamic rotary frequencies are not those of a longer text before."""
-    if all(getattr(one, "rope_type", None) != "dynamic" for one in model.modules()):
+    if not _dynamic(model):
         return model
     model = copy.deepcopy(model)
-    for one in model.modules():
-        if getattr(one, "rope_type", None) == "dynamic":
-            one.inv_freq, one.max_seq_len_cached = one.original_inv_freq, one.original_max_seq_len
+    for one in _dynamic(model):
+        one.inv_freq, one.max_seq_len_cached = one.original_inv_freq, one.original_max_seq_len
     return model
+
+
+def _dynamic(model: Any) -> list[Any]:
+    """Return the modules that remember the longest text so far."""
+    return [one for one in model.modules() if getattr(one, "rope_type", None) == "dynamic"]
+
+
+@torch.no_grad()
+def _differs_from_itself(model: Any) -> bool:
+    """Whether the stock model has other logits in one pass than token by token: a change has made rounding grow."""
+    words = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    answer = type(model).generate(
+        *(model, torch.tensor([random_ids(8, seed=0)])),
+        **{**words, "output_logits": True, "return_dict_in_generate": True},
+    )
+    whole = model(answer.sequences).logits[0, 7:-1]
+    return bool((whole - torch.cat(answer.logits)).abs().max() > NEAR_TIE * whole.std())
 
 
 def _processors(call: Call) -> list[Any]:

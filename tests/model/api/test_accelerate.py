@@ -339,9 +339,7 @@ def test_each_kind_is_warned_of(
     assert [text.split(":")[1].strip() for text in texts_of(caplog)] == ["num_beams", "use_cache"]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"num_beams": 2}, {"use_cache": False}, {"prompt_lookup_num_tokens": 3}]
-)
+@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}])
 @pytest.mark.parametrize("way", ["accelerate", "custom_generate"])
 def test_a_setting_of_the_checkpoint_is_said_to_be_one(
     way: str, settings: dict[str, Any], model: PreTrainedModel, inputs: dict[str, Any]
@@ -356,6 +354,19 @@ def test_a_setting_of_the_checkpoint_is_said_to_be_one(
         model.generate(**inputs, **words)
     with pytest.raises(UnsupportedCallError, match=rf"{name}: got \w+; allowed"):
         model.generate(**inputs, **words, **settings)
+
+
+@pytest.mark.parametrize("way", ["accelerate", "custom_generate"])
+def test_a_checkpoint_that_turns_its_cache_off_is_decoded(
+    way: str, model: PreTrainedModel, inputs: dict[str, Any]
+) -> None:
+    """As MPT's do, and those that were saved after training with gradient checkpointing."""
+    model.generation_config = GenerationConfig(use_cache=False, pad_token_id=0)
+    expected = model.generate(**inputs)
+    words = {"custom_generate": recycling()} if way == "custom_generate" else {}
+    if not words:
+        accelerate(model, fallback=False)
+    assert torch.equal(model.generate(**inputs, **words), expected)
 
 
 def test_stop_strings_of_any_origin_hold(
