@@ -331,8 +331,9 @@ def _report_tasks(figures: RunFigures) -> dict[str, dict[str, Any]]:
             if figures.num_runs > 1:
                 report[task][f"{name}_std"] = figures.spread(task, name)
         for name in INTERVALS:
-            report[task][f"{name}_interval"] = figures.interval(task, name)
-            report[task][f"{name}_is_different"] = figures.is_different(task, name)
+            interval = figures.interval(task, name)
+            report[task][f"{name}_interval"] = interval
+            report[task][f"{name}_is_different"] = interval.excludes_one
     return report
 
 

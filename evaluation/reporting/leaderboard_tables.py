@@ -90,7 +90,8 @@ def group_table(group: Group) -> Table:
         ]
         for row in group.rows
     ]
-    counted = "" if group.is_retokenised else ", by counted tokens"
+    is_retokenised = any(file.tokenizer is not None for file in group.baseline.files)
+    counted = "" if is_retokenised else ", by counted tokens"
     caption = f"Speed-up over {baseline_title(group)}, as Spec-Bench counts{counted}"
     header = [METHOD, *map(task_title, columns), MAT, OVERALL_TITLE]
     return Table(caption, header, rows, first=(OVERALL_TITLE, MAT))
@@ -172,7 +173,8 @@ def serving_table(rows: Mapping[str, Sequence[AnswerRow]]) -> Table:
         is_cached = is_cached or cached > 0
         figures = [
             quotient(tokens, sum(choice.seconds for choice in choices)),
-            *(1000 * seconds for seconds in (*_quantiles(waits), *_quantiles(gaps))),
+            *(1000 * it for it in np.quantile(waits or math.nan, QUANTILES)),
+            *(1000 * it for it in np.quantile(gaps or math.nan, QUANTILES)),
             quotient(tokens, sum(choice.num_steps for choice in choices)),
             100 * cached,
         ]
@@ -393,7 +395,3 @@ def _texts_under_way(row: Measured) -> float:
     ]
     seconds = sum(choice.seconds for choice in choices)
     return sum(sum(choice.wall_time) for choice in choices) / seconds if seconds else math.nan
-
-
-def _quantiles(values: Sequence[float]) -> list[float]:
-    return [float(np.quantile(values, share)) if values else math.nan for share in QUANTILES]

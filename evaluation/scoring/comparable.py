@@ -211,7 +211,7 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
         if base_path in [file.path.resolve() for file in entry.files]:
             return entry
     name = PLAIN if base is None or base_path is not None else base
-    found = [entry for entry in entries if _is_method(entry, name)]
+    found = [entry for entry in entries if entry.files[0].is_of(name)]
     if base is None and not found:  # the first of several servers
         found = [entry for entry in entries if entry.files[0].record.role == BASELINE]
     if not found:
@@ -229,12 +229,6 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
             "name one answer file with --base"
         )
     return found[0]
-
-
-def _is_method(entry: Entry, name: str) -> bool:
-    """Whether an entry is of a method; foreign files name it in the model id: `vicuna-7b-v1.3-vanilla-float16`."""
-    is_foreign = entry.files[0].record.is_foreign
-    return entry.method == name or (is_foreign and name in entry.method.split("-"))
 
 
 def _measure(

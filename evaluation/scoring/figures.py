@@ -89,10 +89,6 @@ class RunFigures(NamedTuple):
         of_runs = tuple(run for part in parts for run in part.of_runs)
         return RunFigures(mean, deviation, num_runs, intervals, of_runs)
 
-    def is_different(self, task: str, name: str) -> bool:
-        """Whether the method is told from the baseline: the interval of the speed-up excludes 1."""
-        return self.interval(task, name).excludes_one
-
 
 def counts_code(tasks: Iterable[str]) -> bool:
     """Whether overall figures of a file with these tasks count code.

@@ -84,11 +84,10 @@ class AnswerFile:
     def is_code(self) -> bool:
         return all(row.category == CODE for row in self.rows)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is plain decoding; foreign files name it in the model id: `vicuna-7b-v1.3-vanilla-float16`."""
+    def is_of(self, method: str) -> bool:
+        """Whether a method wrote it; foreign files name it in the model id: `vicuna-7b-v1.3-vanilla-float16`."""
         is_foreign = self.record.is_foreign
-        return self.method == PLAIN or (is_foreign and PLAIN in self.method.split("-"))
+        return self.method == method or (is_foreign and method in self.method.split("-"))
 
     @property
     def is_noise_floor(self) -> bool:
@@ -202,11 +201,6 @@ class Group(NamedTuple):
         return [file for row in self.rows for file in row.entry.files]
 
     @property
-    def is_retokenised(self) -> bool:
-        """Whether a tokenizer counts the baseline's tokens, as in Spec-Bench's own script."""
-        return any(file.tokenizer is not None for file in self.baseline.files)
-
-    @property
     def measured(self) -> list[Measured]:
         """The rows, and the second run of the baseline."""
         return [*self.rows, *([self.floor] if self.floor else [])]
@@ -251,10 +245,6 @@ class Group(NamedTuple):
         if broken := [one for member in (row, *bases) for one in member.broken]:
             is_honest = all(one.may_be_honest for one in broken)
             return SpeedVerdict.PARTIAL if is_honest else SpeedVerdict.BROKEN
-        lacks = any(file.record.engine.get("lacks") for file in row.entry.files)
-        return SpeedVerdict.UNEQUAL if lacks or self.base_lacks else None
-
-    @property
-    def base_lacks(self) -> bool:
-        """Whether the baseline is another program, whose build lacks instruction sets of the machine."""
-        return any(file.record.engine.get("lacks") for file in self.baseline.files)
+        # The baseline may be another program, too, whose build lacks instruction sets of the machine.
+        files = [*row.entry.files, *self.baseline.files]
+        return SpeedVerdict.UNEQUAL if any(it.record.engine.get("lacks") for it in files) else None

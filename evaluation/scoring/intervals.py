@@ -199,15 +199,12 @@ def prefill_gap(
     rows: Sequence[AnswerRow], base_rows: Sequence[AnswerRow], names: tuple[str, str]
 ) -> PrefillGap | None:
     """Compare the prefill seconds of equal prompts in files of these names; None if they differ little."""
-    mine, theirs = prefills(rows), prefills(base_rows)
-    common = mine.keys() & theirs.keys()
-    seconds = sum(mine[prompt] for prompt in common)
-    base_seconds = sum(theirs[prompt] for prompt in common)
-    if not common or min(seconds, base_seconds) <= 0:
+    num_prompts, seconds, base_seconds = equal_prompts(rows, base_rows)
+    if not num_prompts or min(seconds, base_seconds) <= 0:
         return None
     if 1 / LARGEST_PREFILL_RATIO <= seconds / base_seconds <= LARGEST_PREFILL_RATIO:
         return None
-    return PrefillGap(*names, len(common), seconds, base_seconds)
+    return PrefillGap(*names, num_prompts, seconds, base_seconds)
 
 
 def prefill_warnings(gaps: Sequence[PrefillGap]) -> list[str]:
@@ -225,13 +222,23 @@ def prefill_warnings(gaps: Sequence[PrefillGap]) -> list[str]:
     ]
 
 
-def prefills(rows: Sequence[AnswerRow]) -> dict[tuple[str, int, int, int], float]:
-    """Return the seconds of each prompt: question, choice, turn and length make it the same prompt."""
-    return {
-        (repr(row.question_id), index, turn, length): seconds
-        for row in rows
-        for index, choice in enumerate(row.choices)
-        for turn, (length, seconds) in enumerate(
-            zip(choice.prompt_tokens, choice.prefill_time, strict=False)
-        )
-    }
+def equal_prompts(
+    rows: Sequence[AnswerRow], base_rows: Sequence[AnswerRow]
+) -> tuple[int, float, float]:
+    """Return how many prompts two files share, and the seconds that each file took to read them.
+
+    Question, choice, turn and length make it the same prompt.
+    """
+    mine, theirs = (
+        {
+            (repr(row.question_id), index, turn, length): seconds
+            for row in side
+            for index, choice in enumerate(row.choices)
+            for turn, (length, seconds) in enumerate(
+                zip(choice.prompt_tokens, choice.prefill_time, strict=False)
+            )
+        }
+        for side in (rows, base_rows)
+    )
+    common = mine.keys() & theirs.keys()
+    return len(common), sum(mine[one] for one in common), sum(theirs[one] for one in common)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from evaluation.answers.defects import CLOCKS_APART
 from evaluation.answers.row import AnswerRow
 from evaluation.scoring.figures import EXACT_SPEEDUPS, INTERVALS, RunFigures, by_task, quotient
-from evaluation.scoring.groups import AnswerFile, Broken, TooFast
-from evaluation.scoring.intervals import UNKNOWN, largest_speedup, prefills
+from evaluation.scoring.groups import PLAIN, AnswerFile, Broken, TooFast
+from evaluation.scoring.intervals import UNKNOWN, equal_prompts, largest_speedup
 from evaluation.scoring.per_question import OVERALL
 
 # Seconds by which clocks that are read one after the other may differ.
@@ -50,8 +50,7 @@ def broken_identities(
     for file, base in pairs:
         if file.path != base.path:
             names = f"{file.path.name} beside {base.path.name}"
-            found += [Broken(f"{names}: {what}", True) for what in _in_one_alone(file, base)]
-            found += [Broken(f"{names}: {what}") for what in _between(file, base)]
+            found += [one._replace(line=f"{names}: {one.line}") for one in _between(file, base)]
     found += [Broken(line) for line in _remembered(pairs)]
     name = pairs[0][0].path.name
     found += [one._replace(line=f"{name}: {one.line}") for one in _in_figures(figures)]
@@ -93,35 +92,42 @@ def _at_a_time(file: AnswerFile) -> int:
     return math.prod(part for part in parts if isinstance(part, int) and part > 1)
 
 
-def _in_one_alone(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
-    mine, theirs = ({repr(row.question_id) for row in one.rows} for one in (file, base))
-    if lacking := len(mine ^ theirs):
-        yield (
-            f"{lacking} questions have a row in one of them alone: a run was interrupted, or rows were removed; "
-            "run the same command again"
-        )
-
-
-def _between(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
+def _between(file: AnswerFile, base: AnswerFile) -> Iterator[Broken]:
     """Yield what a file breaks beside its baseline's."""
     mine, theirs = ({repr(row.question_id): row for row in one.rows} for one in (file, base))
+    if lacking := len(mine.keys() ^ theirs.keys()):
+        what = (
+            "questions have a row in one of them alone: a run was interrupted, or rows were removed"
+        )
+        yield Broken(f"{lacking} {what}; run the same command again", may_be_honest=True)
     common = [(mine[key], theirs[key]) for key in mine.keys() & theirs.keys()]
     unequal = [one.question_id for one, other in common if _has_other_counts(one, other)]
     if unequal:
-        yield f"{len(unequal)} equal texts have other numbers of tokens, as of question {unequal[0]}"
+        what = f"{len(unequal)} equal texts have other numbers of tokens"
+        yield Broken(f"{what}, as of question {unequal[0]}")
     mine_a_character, theirs_a_character = (
         _tokens_a_character([pair[side] for pair in common]) for side in (0, 1)
     )
     ratio = quotient(mine_a_character, theirs_a_character)
     if ratio > MOST_DENSITY or ratio < 1 / MOST_DENSITY:
-        yield f"has {ratio:.2f} times as many tokens a character: they were not counted in its texts"
+        what = f"has {ratio:.2f} times as many tokens a character"
+        yield Broken(f"{what}: they were not counted in its texts")
     times = [[choice.wall_time for choice in row.choices] for pair in common for row in pair]
     if len(common) >= LEAST_COPIED and times[::2] == times[1::2]:
-        yield "all times are equal to the last digit: one is a copy of the other"
-    if base.is_plain and (drafted := sum(map(_drafts, base.rows))):
-        yield f"{drafted} rows of the baseline have steps of more than one token: it is not plain decoding"
-    if not (file.record.is_served or base.record.is_served):
-        yield from _unread_prompts(file, base)
+        yield Broken("all times are equal to the last digit: one is a copy of the other")
+    # More tokens than steps; some writers count the first token of a turn in no step.
+    drafted = sum(
+        any(choice.num_accepted > choice.num_steps + choice.num_turns for choice in row.choices)
+        for row in base.rows
+    )
+    if drafted and base.is_of(PLAIN):
+        what = f"{drafted} rows of the baseline have steps of more than one token"
+        yield Broken(f"{what}: it is not plain decoding")
+    num_prompts, seconds, base_seconds = equal_prompts(file.rows, base.rows)
+    is_unread = base_seconds > LEAST_PREFILL_SECONDS and seconds < LEAST_PREFILL * base_seconds
+    if is_unread and not (file.record.is_served or base.record.is_served):
+        took = f"{seconds:.3g} s, in the baseline {base_seconds:.3g} s"
+        yield Broken(f"{num_prompts} equal prompts took {took}: they were not read")
 
 
 def _tokens_a_character(rows: Sequence[AnswerRow]) -> float:
@@ -167,20 +173,6 @@ def _has_other_counts(one: AnswerRow, other: AnswerRow) -> bool:
     )
 
 
-def _drafts(row: AnswerRow) -> bool:
-    """Whether more tokens than steps were counted; some writers count the first token of a turn in no step."""
-    return any(choice.num_accepted > choice.num_steps + choice.num_turns for choice in row.choices)
-
-
-def _unread_prompts(file: AnswerFile, base: AnswerFile) -> Iterator[str]:
-    mine, theirs = prefills(file.rows), prefills(base.rows)
-    common = mine.keys() & theirs.keys()
-    seconds, base_seconds = (sum(one[prompt] for prompt in common) for one in (mine, theirs))
-    if base_seconds > LEAST_PREFILL_SECONDS and seconds < LEAST_PREFILL * base_seconds:
-        took = f"{seconds:.3g} s, in the baseline {base_seconds:.3g} s"
-        yield f"{len(common)} equal prompts took {took}: they were not read"
-
-
 def _in_figures(figures: RunFigures) -> Iterator[Broken]:
     """Yield points that lie outside their own intervals; failed rows of one side may move them there."""
     for task in figures.mean.index:
@@ -207,7 +199,7 @@ def too_fast(
     """
     file, base = pairs[0]
     is_served = file.record.is_served or base.record.is_served
-    if file.path == base.path or is_served or not (base.is_plain or base.record.is_foreign):
+    if file.path == base.path or is_served or not (base.is_of(PLAIN) or base.record.is_foreign):
         return []
     found = []
     base_parts = by_task(base.frame)

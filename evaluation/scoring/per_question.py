@@ -87,8 +87,7 @@ def question_frame(
             "is_flawless": not effects,
         }
         if line["is_usable"]:
-            line |= _first_choice(row.choices[0], tokenizer)
-            line |= _all_choices(row.choices, max_new_tokens)
+            line |= _sums(row.choices, max_new_tokens, tokenizer)
         lines.append(line)
     frame = pd.DataFrame(lines, columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(COLUMNS[8:], float))
@@ -116,16 +115,23 @@ def pair_questions(
     keyed = [side.set_index(side["question_id"].map(repr)) for side in sides]
     order = dict.fromkeys((*keyed[0].index, *keyed[1].index))
     pairs = keyed[0].join(keyed[1].add_prefix("base_"), how="outer").loc[list(order)]
-    _check_same_categories(pairs, names)
+    both = pairs.dropna(subset=["category", "base_category"])
+    for question_id, pair in both[both["category"] != both["base_category"]].iterrows():
+        raise UserError(
+            f"question {question_id} is {pair['category']!r} in {names[0]} but "
+            f"{pair['base_category']!r} in {names[1]}; give answers to the same questions, or with "
+            "--question-file the categories of answers that have none"
+        )
     pairs["task"] = pairs["task"].fillna(pairs["base_task"])
     is_free = pd.Series(True, index=pairs.index)
-    for side, prefix in (("question_id", ""), ("base_question_id", "base_")):
-        is_missing = pairs[side].isna()
+    for prefix in ("", "base_"):
+        is_missing = pairs[f"{prefix}question_id"].isna()
         is_failed = pairs[f"{prefix}is_failed"].eq(True)
         is_unsound = ~is_missing & ~is_failed & pairs[f"{prefix}is_sound"].ne(True)
         pairs[f"{prefix}missing"], pairs[f"{prefix}failed"] = is_missing, is_failed
         pairs[f"{prefix}unsound"] = is_unsound
         is_free &= ~(is_missing | is_failed | is_unsound)
+        pairs[f"{prefix}rate"] = pairs[f"{prefix}first_tokens"] / pairs[f"{prefix}first_seconds"]
     pairs["is_used"] = is_free
     usable = pairs["is_usable"].eq(True) & pairs["base_is_usable"].eq(True)
     if not usable.any():
@@ -133,8 +139,6 @@ def pair_questions(
             f"no question has figures in both {names[0]} and {names[1]}; "
             "python -m evaluation.defects FILE... lists what is wrong"
         )
-    for prefix in ("", "base_"):
-        pairs[f"{prefix}rate"] = pairs[f"{prefix}first_tokens"] / pairs[f"{prefix}first_seconds"]
     return pairs
 
 
@@ -160,31 +164,19 @@ def used_defects_text(frame: pd.DataFrame, name: str) -> str | None:
     )
 
 
-def _check_same_categories(pairs: pd.DataFrame, names: tuple[str, str]) -> None:
-    both = pairs.dropna(subset=["category", "base_category"])
-    for question_id, pair in both[both["category"] != both["base_category"]].iterrows():
-        raise UserError(
-            f"question {question_id} is {pair['category']!r} in {names[0]} but "
-            f"{pair['base_category']!r} in {names[1]}; give answers to the same questions, or with "
-            "--question-file the categories of answers that have none"
-        )
-
-
-def _first_choice(choice: Choice, tokenizer: Tokenizer | None) -> dict[str, float]:
-    tokens = sum(choice.new_tokens)
+def _sums(
+    choices: Sequence[Choice], limit: int | None, tokenizer: Tokenizer | None
+) -> dict[str, float]:
+    first = choices[0]
+    counted = first.new_tokens
     if tokenizer is not None:
-        tokens = sum(len(tokenizer(turn).input_ids) - 1 for turn in choice.turns)
-    return {
-        "first_tokens": tokens,
-        "first_steps": choice.num_steps,
-        "first_accepted": choice.num_accepted,
-        "first_seconds": choice.seconds,
-    }
-
-
-def _all_choices(choices: Sequence[Choice], limit: int | None) -> dict[str, float]:
+        counted = [len(tokenizer(turn).input_ids) - 1 for turn in first.turns]
     counts = [count for choice in choices for count in choice.new_tokens]
     return {
+        "first_tokens": sum(counted),
+        "first_steps": first.num_steps,
+        "first_accepted": first.num_accepted,
+        "first_seconds": first.seconds,
         "tokens": sum(counts if limit is None else (min(count, limit) for count in counts)),
         "steps": sum(choice.num_steps for choice in choices),
         "accepted": sum(choice.num_accepted for choice in choices),

@@ -181,7 +181,7 @@ def test_against_itself_is_exactly_one_and_not_different() -> None:
     for name in ("speedup", "exact_speedup"):
         assert (figures.mean[name] == 1.0).all()
         assert figures.interval("overall", name) == (1.0, 1.0)
-        assert not figures.is_different("overall", name)
+        assert not figures.interval("overall", name).excludes_one
 
 
 def test_only_occurring_tasks_are_listed_in_order() -> None:
@@ -312,15 +312,15 @@ def test_intervals_are_paired_and_decide_what_is_different() -> None:
     for name in ("speedup", "exact_speedup"):
         low, high = faster.interval("qa", name)
         assert 1.1 < low < faster.figure("qa", name) < high < 1.3
-        assert faster.is_different("qa", name)
+        assert faster.interval("qa", name).excludes_one
         low, high = same.interval("qa", name)
         assert low < 1 < high
-        assert not same.is_different("qa", name)
+        assert not same.interval("qa", name).excludes_one
     # The questions differ by a factor of 13: draws that are not paired would not see the method.
     rows, base_rows = _paired_speeds(60, 1.2)
     for place, row in enumerate(rows):
         row["question_id"] = (place + 31) % 60
-    assert not _measured((rows, base_rows)).is_different("qa", "speedup")
+    assert not _measured((rows, base_rows)).interval("qa", "speedup").excludes_one
 
 
 def test_an_interval_is_over_questions_not_over_runs() -> None:
@@ -329,4 +329,4 @@ def test_an_interval_is_over_questions_not_over_runs() -> None:
     assert once.interval("qa", "speedup") == pytest.approx(twice.interval("qa", "speedup"))
     single = _measured(_paired_speeds(1, 1.2))
     assert math.isnan(single.interval("qa", "speedup").low)
-    assert not single.is_different("qa", "speedup")
+    assert not single.interval("qa", "speedup").excludes_one
