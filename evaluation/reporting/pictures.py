@@ -6,7 +6,6 @@ accepted, and how acceptance grows with the questions seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -16,8 +15,8 @@ from evaluation.reporting import charts
 from evaluation.reporting.charts import Picture
 from evaluation.reporting.notes import intervals_text
 from evaluation.reporting.titles import entry_titles
-from evaluation.scoring.figures import CODE, counts_code
-from evaluation.scoring.groups import AnswerFile, Entry, Group
+from evaluation.scoring.figures import OVERALL, by_task
+from evaluation.scoring.groups import AnswerFile, Group
 
 
 def group_pictures(groups: Sequence[Group]) -> list[list[Picture]]:
@@ -37,7 +36,15 @@ def _pictures_of(group: Group) -> Iterator[Picture]:
     look = charts.looks(list(names.values()))
     speedups = _speedups(group, names)
     if (speedups["method"] != baseline).any():
-        yield _speedup_picture(group, speedups, baseline, look)
+        floor = group.floor_interval("speedup")
+        band = " The grey band is how far two runs of one method differ overall."
+        yield Picture(
+            "speedup",
+            "Speed-up by task",
+            f"Tokens per second relative to {baseline}. Bars: {intervals_text(group)}."
+            + band * floor.is_known,
+            charts.speedup_chart(speedups, baseline, look, floor if floor.is_known else None),
+        )
     # Overall figures leave out MBPP beside Spec-Bench.
     files = {row.entry.label: row.entry.runs.get(group.conditions[-1], []) for row in group.rows}
     lengths = {
@@ -56,7 +63,17 @@ def _pictures_of(group: Group) -> Iterator[Picture]:
             {names[entry.label]: lengths[entry.label] for entry in drafting}, look
         ),
     )
-    yield from _tree_pictures(drafting, names)
+    for place, entry in enumerate(drafting, start=1):
+        nodes = node_counts([row for file in entry.files for row in file.rows])
+        if not nodes.empty:
+            yield Picture(
+                f"tree-{place}",
+                f"Which guesses are accepted: {names[entry.label]}",
+                "Share of the steps with a draft that accept a guess of this depth and of this rank "
+                "among its siblings; a depth's shares sum to the share of steps that get so far. A "
+                "larger circle stands for more guesses a step.",
+                charts.tree_chart(nodes),
+            )
     yield Picture(
         "warm-up",
         "Acceptance against questions seen",
@@ -69,34 +86,6 @@ def _pictures_of(group: Group) -> Iterator[Picture]:
             look,
         ),
     )
-
-
-def _speedup_picture(
-    group: Group, speedups: pd.DataFrame, baseline: str, look: Mapping[str, charts.Look]
-) -> Picture:
-    floor = group.floor_interval("speedup")
-    is_known = not math.isnan(floor.low)
-    return Picture(
-        "speedup",
-        "Speed-up by task",
-        f"Tokens per second relative to {baseline}. Bars: {intervals_text(group)}."
-        + (" The grey band is how far two runs of one method differ overall." if is_known else ""),
-        charts.speedup_chart(speedups, baseline, look, floor if is_known else None),
-    )
-
-
-def _tree_pictures(drafting: Sequence[Entry], names: Mapping[str, str]) -> Iterator[Picture]:
-    for place, entry in enumerate(drafting, start=1):
-        nodes = node_counts([row for file in entry.files for row in file.rows])
-        if not nodes.empty:
-            yield Picture(
-                f"tree-{place}",
-                f"Which guesses are accepted: {names[entry.label]}",
-                "Share of the steps with a draft that accept a guess of this depth and of this rank "
-                "among its siblings; a depth's shares sum to the share of steps that get so far. A "
-                "larger circle stands for more guesses a step.",
-                charts.tree_chart(nodes),
-            )
 
 
 def _speedups(group: Group, names: Mapping[str, str]) -> pd.DataFrame:
@@ -117,16 +106,11 @@ def _speedups(group: Group, names: Mapping[str, str]) -> pd.DataFrame:
 
 def _accept_lengths(file: AnswerFile) -> list[int]:
     """Return the tokens of every step that overall figures count, of the rows without a defect."""
-    is_counted = _is_counted(file.frame)
-    rows = [row for row, is_it in zip(file.rows, is_counted, strict=True) if is_it]
-    choices = [choice for row in rows for choice in row.choices]
+    overall = by_task(file.frame)[OVERALL]
+    places = overall.index[overall["is_sound"]]
+    choices = [choice for place in places for choice in file.rows[place].choices]
     # Other writers may count steps without tokens.
     return [int(it) for choice in choices for it in choice.accept_lengths if it >= 1]
-
-
-def _is_counted(frame: pd.DataFrame) -> pd.Series:
-    """Return which rows of a `question_frame` overall figures count, of those without a defect."""
-    return frame["is_sound"] & ((frame["task"] != CODE) | counts_code(frame["task"]))
 
 
 def _mat_so_far(files: Sequence[AnswerFile]) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.questions.questions import DATA_FOLDER
 from evaluation.reporting.leaderboard_tables import MAT, METHOD, OVERALL_TITLE
 from evaluation.reporting.notes import difference_text
 from evaluation.reporting.tables import Cell, Table, figure_cell
@@ -20,7 +21,7 @@ from evaluation.scoring.figures import CODE, OVERALL, SPEC_BENCH_TASKS
 from evaluation.scoring.groups import SPEC_BENCH, Group
 from model.commands.command_line import UserError
 
-PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "data" / "published"
+PUBLISHED_DIR = DATA_FOLDER / "published"
 SPEC_BENCH_FILE = "spec_bench_leaderboard.csv"
 PAPER_FILE = "token_recycling_paper.csv"
 FURTHER_FILE = "further_figures.csv"

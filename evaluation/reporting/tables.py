@@ -111,7 +111,9 @@ def markdown_table(
 
     The first `num_text_columns` are aligned left, the others, which are figures, right.
     """
-    lines = [[_escape(value) for value in line] for line in (header, *rows)]
+    lines = [
+        [value.replace("|", "\\|").replace("\n", " ") for value in line] for line in (header, *rows)
+    ]
     # Three dashes are the least a Markdown table takes.
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     is_text = [place < num_text_columns for place in range(len(widths))]
@@ -156,7 +158,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a NumPy scalar
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -11,15 +11,15 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from evaluation.answers.record import UNKNOWN, Use, conditions
 from evaluation.questions.pinned_data import PINNED
+from evaluation.questions.questions import DATA_FOLDER
 from evaluation.scoring.groups import Entry, Group
 from model.methods import BUILT_IN, words_of
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 REFEREE_TITLES = {
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
@@ -193,7 +193,8 @@ def entry_titles(group: Group) -> dict[str, Title]:
         namesakes = sorted(label for label in names if names[label] == name)
         title = Title(name, name)
         if len(namesakes) > 1:
-            letter = _letter(namesakes.index(entry.label))
+            place = namesakes.index(entry.label)  # a, b, ... z, then 27, 28, ...
+            letter = string.ascii_lowercase[place : place + 1] or str(place + 1)
             options = options_text(entry.differing, entry.method) or "no other options"
             title = Title(f"{name} ({letter})", f"{name} ({letter}: {options})")
         titles[entry.label] = title
@@ -208,9 +209,8 @@ def short_titles(group: Group) -> dict[str, str]:
 def variant_title(entry: Entry) -> str:
     """Return an entry's name, with what its options make of the method: "Token Recycling, as published"."""
     title = method_title(entry.method)
-    if (
-        title == entry.method
-    ):  # of a package that this process has not imported: as its run recorded it
+    if title == entry.method:
+        # Of a package that this process has not imported: as its run recorded it.
         recorded = entry.files[0].record.values.get("method_title")
         title = " ".join(recorded.split()) if isinstance(recorded, str) else title
     for option, words in words_of(entry.method).variants.items():
@@ -323,13 +323,7 @@ def _is_of_benchmark(bench: str, digits: str) -> bool:
     """Whether a question file, told by its hash's first digits, may be the one that a name stands for."""
     if digits == UNKNOWN or bench not in BENCH_TITLES:
         return True
-    file = DATA / "demo" / "question.jsonl"
+    file = DATA_FOLDER / "demo" / "question.jsonl"
     pinned = PINNED.get(bench)
     expected = pinned.sha256 if pinned else hashlib.sha256(file.read_bytes()).hexdigest()
     return expected.startswith(digits)
-
-
-def _letter(index: int) -> str:
-    """Return a, b, ... z, then 27, 28, ..."""
-    letters = string.ascii_lowercase
-    return letters[index] if index < len(letters) else str(index + 1)
