@@ -156,8 +156,18 @@ def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
     for turn, seconds in enumerate(choice.share_time or choice.wall_time):
         if seconds <= 0:
             yield Flaw(f"turn {turn} took {seconds} s", Effect.UNUSABLE)
-    yield from _time_flaws(choice)
-    yield from _step_flaws(choice)
+    parts = zip(
+        choice.share_time or choice.wall_time, choice.prefill_time, choice.decode_time, strict=False
+    )
+    for turn, (seconds, prefill, decoding) in enumerate(parts):
+        if min(prefill, decoding) < 0 or prefill + decoding > seconds * (1 + ROUNDING):
+            what = f"turn {turn} took {seconds} s, but its prompt {prefill} s and decoding {decoding} s"
+            yield Flaw(what, Effect.BROKEN)
+    counts = zip(choice.decoding_steps, choice.new_tokens, strict=False)
+    for turn, (steps, tokens) in enumerate(counts):
+        # Some writers count the prompt's own pass.
+        if tokens > 0 and not 1 <= steps <= tokens + 1:
+            yield Flaw(f"turn {turn} has {tokens} new tokens in {steps} steps", Effect.BROKEN)
     for turn, count in enumerate(choice.new_tokens):
         if count < 0:
             yield Flaw(f"turn {turn} has {count} new tokens", Effect.UNSOUND)
@@ -169,26 +179,6 @@ def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
                 f"turn {turn} has {count} new tokens, {over}; exact figures count {limit}",
                 Effect.LISTED,
             )
-
-
-def _time_flaws(choice: Choice) -> Iterator[Flaw]:
-    """Turns that took less time than their parts."""
-    parts = zip(
-        choice.share_time or choice.wall_time, choice.prefill_time, choice.decode_time, strict=False
-    )
-    for turn, (seconds, prefill, decoding) in enumerate(parts):
-        if min(prefill, decoding) < 0 or prefill + decoding > seconds * (1 + ROUNDING):
-            what = f"turn {turn} took {seconds} s, but its prompt {prefill} s and decoding {decoding} s"
-            yield Flaw(what, Effect.BROKEN)
-
-
-def _step_flaws(choice: Choice) -> Iterator[Flaw]:
-    """Turns of more steps than tokens, or of none; some writers count the prompt's own pass."""
-    for turn, (steps, tokens) in enumerate(
-        zip(choice.decoding_steps, choice.new_tokens, strict=False)
-    ):
-        if tokens > 0 and not 1 <= steps <= tokens + 1:
-            yield Flaw(f"turn {turn} has {tokens} new tokens in {steps} steps", Effect.BROKEN)
 
 
 def _sum_flaws(choice: Choice) -> Iterator[Flaw]:

@@ -13,7 +13,7 @@ the method's file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -188,24 +188,19 @@ def _character_difference(cause: str, text: str, other_text: str) -> dict[str, A
 
 
 def _difference_beside_text(choice: Choice, other: Choice, turn: int) -> dict[str, Any] | None:
-    """Return where two turns differ in the thoughts before the text, or in tool calls."""
-    parts = _parts_beside_text(choice, other, turn)
-    found = (_character_difference(f"{what} differ", *pair) for what, *pair in parts)
-    return next(filter(None, found), None)
-
-
-def _parts_beside_text(choice: Choice, other: Choice, turn: int) -> Iterator[tuple[str, str, str]]:
-    """Yield what is generated beside a turn's text: what it is, the one and the other; absent ones are empty."""
+    """Return where two turns differ in the thoughts before the text, or in tool calls; absent ones are empty."""
 
     def of(values: list[Any]) -> Any:
         return values[turn] if turn < len(values) else []
 
-    yield "reasonings", of(choice.reasoning) or "", of(other.reasoning) or ""
+    parts = [("reasonings", of(choice.reasoning) or "", of(other.reasoning) or "")]
     calls = zip_longest(of(choice.tool_calls), of(other.tool_calls), fillvalue=("", ""))
     for index, (mine, theirs) in enumerate(calls):
         name = mine[0] or theirs[0]
-        yield f"names of tool call {index}", mine[0], theirs[0]
-        yield f"arguments of tool call {index} ({name})", mine[1], theirs[1]
+        parts.append((f"names of tool call {index}", mine[0], theirs[0]))
+        parts.append((f"arguments of tool call {index} ({name})", mine[1], theirs[1]))
+    found = (_character_difference(f"{what} differ", *pair) for what, *pair in parts)
+    return next(filter(None, found), None)
 
 
 def first_difference(values: Sequence[Any], other_values: Sequence[Any]) -> int:

@@ -90,7 +90,7 @@ class AnswerLog:
                 left.unlink()
         if self._overwrite:
             os.ftruncate(self._descriptor, 0)
-        self._write_meta()
+        RunRecord.of(self._meta).write(self.file)
 
     def append(self, row: AnswerRow, memory: Mapping[str, torch.Tensor]) -> None:
         """Append one answer, with the memory that the method has after it ({} if it keeps none).
@@ -133,7 +133,7 @@ class AnswerLog:
         """Write end time and number of rows, unless those found are a finished run's, and close the file."""
         if not self.is_finished:
             self._meta |= {"end_time": time.time(), "num_rows": self.num_rows}
-            self._write_meta()
+            RunRecord.of(self._meta).write(self.file)
         self.close()
 
     def close(self) -> None:
@@ -186,20 +186,13 @@ class AnswerLog:
         part = {key: mine.get(key) for key in ("start_time", "git_commit", "versions")}
         resumed = [*found.get("resumed", []), part]
         is_open = {"end_time": None, "num_rows": None}
-        return {**found, **_wider(found, mine), **is_open, "resumed": resumed}
-
-    def _write_meta(self) -> None:
-        RunRecord.of(self._meta).write(self.file)
-
-
-def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the range of questions that holds those of both runs; None is no limit."""
-    ranges = {}
-    for key, outer in (("question_begin", min), ("question_end", max)):
-        if key in mine:
-            limits = (found.get(key), mine[key])
-            ranges[key] = None if None in limits else outer(limits)
-    return ranges
+        # The range of questions that holds those of both runs; None is no limit.
+        ranges = {}
+        for key, outer in (("question_begin", min), ("question_end", max)):
+            if key in mine:
+                limits = (found.get(key), mine[key])
+                ranges[key] = None if None in limits else outer(limits)
+        return {**found, **ranges, **is_open, "resumed": resumed}
 
 
 def _check_name(file: Path) -> None:

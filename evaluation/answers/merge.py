@@ -11,7 +11,6 @@ Run:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,15 @@ class Shard:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the merged file; return 1 if a question in it failed."""
-    options = _parse(argv)
+    parser = OptionParser(
+        prog="python -m evaluation.answers.merge",
+        description="Join the answer files of all shards of a run.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", nargs="+", metavar="FILE", help="answer files of all shards")
+    parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    options = parser.parse_args(argv)
     out = Path(options.out)
     if not options.overwrite and (out.exists() or sidecar_path(out).exists()):
         raise UserError(f"out: {out} exists; give --overwrite, or another file")
@@ -55,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_overwritten(out)
     _check_together(shards)
     rows = _merged_rows(shards)
-    _check_counts(shards)
     # The sidecar first: rows without one could be taken for another run's.
     _merged_record(shards).write(out)
     write_whole(out, "".join(row.to_json() + "\n" for row in rows))
@@ -94,19 +100,6 @@ def _check_together(shards: Sequence[Shard]) -> None:
             )
 
 
-def _check_counts(shards: Sequence[Shard]) -> None:
-    """Refuse shards of which one has lost rows: questions are dealt out in turn."""
-    counts = [len(shard.rows) for shard in shards]
-    if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
-        found = ", ".join(
-            f"{count} in {shard.path}" for count, shard in zip(counts, shards, strict=True)
-        )
-        raise UserError(
-            f"shards: got answers: {found}; allowed: equal numbers, or one more in the first ones; run "
-            "the short one again"
-        )
-
-
 def _merged_rows(shards: Sequence[Shard]) -> list[AnswerRow]:
     """Return all rows by question id, each with its shard and its place in it."""
     rows: dict[int | str, AnswerRow] = {}
@@ -118,6 +111,16 @@ def _merged_rows(shards: Sequence[Shard]) -> list[AnswerRow]:
                 )
             before = row.values.get("questions_before", index)
             rows[row.question_id] = row.plus(shard=shard.index, questions_before=before)
+    # Questions are dealt out in turn: a shard with fewer has lost rows.
+    counts = [len(shard.rows) for shard in shards]
+    if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
+        found = ", ".join(
+            f"{count} in {shard.path}" for count, shard in zip(counts, shards, strict=True)
+        )
+        raise UserError(
+            f"shards: got answers: {found}; allowed: equal numbers, or one more in the first ones; run "
+            "the short one again"
+        )
     return [rows[key] for key in sorted(rows, key=lambda key: (isinstance(key, str), key))]
 
 
@@ -136,18 +139,6 @@ def _merged_record(shards: Sequence[Shard]) -> RunRecord:
         ],
     }
     return RunRecord.of(merged)
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="python -m evaluation.answers.merge",
-        description="Join the answer files of all shards of a run.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("paths", nargs="+", metavar="FILE", help="answer files of all shards")
-    parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

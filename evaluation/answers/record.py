@@ -164,7 +164,24 @@ class RunRecord(JsonObject):
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
         """Read an answer file's sidecar, empty if there is none; a `UserError` if it is no readable JSON object."""
-        return cls.of(_read(sidecar_path(path)))
+        sidecar = sidecar_path(path)
+        try:
+            meta = json.loads(sidecar.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls.of({})
+        except OSError as error:
+            raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"the sidecar {sidecar} is not JSON ({error}); correct or remove it"
+            ) from None
+        if not isinstance(meta, dict):
+            raise UserError(f"the sidecar {sidecar} is not a JSON object; correct or remove it")
+        if not isinstance(meta.get("options", {}), dict):
+            raise UserError(
+                f"the sidecar {sidecar} is not valid: options must be a JSON object; correct or remove it"
+            )
+        return cls.of(meta)
 
     def write(self, path: str | Path) -> None:
         """Write the sidecar of an answer file; a `UserError` if it cannot be written."""
@@ -305,26 +322,6 @@ def _beside(path: Path, ending: str) -> Path:
 def recorded_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that its record copies."""
     return {key: options[key] for key in keys(Use.RECORDED)}
-
-
-def _read(sidecar: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads(sidecar.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"the sidecar {sidecar} is not JSON ({error}); correct or remove it"
-        ) from None
-    if not isinstance(meta, dict):
-        raise UserError(f"the sidecar {sidecar} is not a JSON object; correct or remove it")
-    if not isinstance(meta.get("options", {}), dict):
-        raise UserError(
-            f"the sidecar {sidecar} is not valid: options must be a JSON object; correct or remove it"
-        )
-    return meta
 
 
 def model_fingerprint(model_path: str, hf_config: Any) -> str:
