@@ -19,7 +19,7 @@ from evaluation.answers.differences import Difference, first_difference
 from evaluation.answers.record import UNKNOWN, RunRecord, Use, check_weights, keys
 from evaluation.answers.row import AnswerRow, Choice
 from evaluation.checking.tie_or_bug import Judge, Judgement, Verdict
-from evaluation.questions.conversation import Message, asked_ids, choose_conversation
+from evaluation.questions.conversation import Conversation, Message, asked_ids, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.scoring.intervals import proportion_interval
 from model.backends.proofs.support import eos_ids_of
@@ -62,7 +62,46 @@ class FileJudge:
         return self._rows[side][question_id].choices[choice_index]
 
 
-class Replay(FileJudge):
+class ModelJudge(FileJudge):
+    """Judges with the model that the answers are of: prompts are rebuilt, and the noise is plain decoding's."""
+
+    _conversation: Conversation
+    _judge: Judge
+
+    def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
+        """Judge the answers that differ at these places, after measuring the noise on texts of the first file."""
+        self._judge.measure_noise_on(self._plain_texts(places))
+        return [self._verdict(place) for place in places]
+
+    def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield texts of the first file with their prompts: those that differ, then others."""
+        raise NotImplementedError
+
+    def _verdict(self, place: TurnKey) -> Judgement:
+        raise NotImplementedError
+
+    def _prompt(self, place: TurnKey) -> list[int]:
+        """Return the prompt of a turn of the first file; a `UserError` if it was another one when it was asked."""
+        question_id, choice_index, turn = place
+        if question_id not in self._questions:
+            raise UserError(f"question_file: has no question {question_id!r}; give the run's own")
+        question = self._questions[question_id]
+        said = self._choice(0, place).turns[:turn]
+        history = [Message(*pair) for pair in zip(question.turns, said, strict=False)]
+        prompt_ids = asked_ids(self._conversation, question, turn, history)
+        for side in self._rows:
+            choices = side[question_id].choices if question_id in side else ()
+            for choice in choices[choice_index : choice_index + 1]:
+                recorded = choice.prompt_length(turn)
+                if recorded not in (None, len(prompt_ids)):
+                    raise UserError(
+                        f"model_path: question {question_id!r}, turn {turn}: the prompt has {len(prompt_ids)} "
+                        f"tokens, the answers say {recorded}; give the model that answered"
+                    )
+        return prompt_ids
+
+
+class Replay(ModelJudge):
     """Two answer files of methods, with the model that both were made with; the dtype is the sidecar's.
 
     A `UserError` if a sidecar lacks a condition, the files are not of equal runs, were sampled, or the questions or
@@ -100,40 +139,19 @@ class Replay(FileJudge):
         self._judge = Judge(self._target, metas[0]["repetition_penalty"])
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 
-    def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
-        """Judge the answers that differ at these places, after measuring the noise."""
-        if not self._judge.is_exact:
-            self._judge.measure_noise_on(self._plain_texts(places))
-        return [self._verdict(place) for place in places]
+    def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
+        if self._judge.is_exact:
+            return  # there every difference is a bug, whatever the noise
+        judged = {place[0] for place in places}
+        others = [
+            (key, 0, 0) for key, row in self._rows[0].items() if key not in judged and row.choices
+        ]
+        for place in (*places, *others):
+            yield self._prompt(place), self._choice(0, place).token_ids[place[2]]
 
     def _verdict(self, place: TurnKey) -> Judgement:
-        prompt_ids, first = self._text(0, place)
-        _, second = self._text(1, place)
-        return self._judge.judge(prompt_ids, (first, second), self._drafters)
-
-    def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield texts of the first file: those that differ, then others."""
-        for place in places:
-            yield self._text(0, place)
-        for question_id, row in self._rows[0].items():
-            if question_id not in {place[0] for place in places} and row.choices:
-                yield self._text(0, (question_id, 0, 0))
-
-    def _text(self, side: int, place: TurnKey) -> tuple[list[int], list[int]]:
-        question_id, _, turn = place
-        if question_id not in self._questions:
-            raise UserError(f"question_file: has no question {question_id!r}; give the run's own")
-        question, choice = self._questions[question_id], self._choice(side, place)
-        texts = [self._conversation.text(ids) for ids in choice.token_ids[:turn]]
-        history = [Message(*pair) for pair in zip(question.turns, texts, strict=False)]
-        prompt_ids = asked_ids(self._conversation, question, turn, history)
-        recorded = choice.prompt_length(turn)
-        if len(prompt_ids) != recorded:
-            raise UserError(
-                f"model_path: question {question_id!r}, turn {turn}: the prompt has "
-                f"{len(prompt_ids)} tokens, the answers say {recorded}; give the run's own model"
-            )
-        return prompt_ids, choice.token_ids[turn]
+        first, second = (self._choice(side, place).token_ids[place[2]] for side in (0, 1))
+        return self._judge.judge(self._prompt(place), (first, second), self._drafters)
 
 
 class _Text(NamedTuple):
@@ -141,7 +159,7 @@ class _Text(NamedTuple):
     others: list[int]  # that may stand for the first differing one
 
 
-class ServedReplay(FileJudge):
+class ServedReplay(ModelJudge):
     """Two answer files of which a server wrote one or both, with the model that judges them.
 
     The dtype of the model's options is the servers', as far as is known. A `UserError` if the files are not of
@@ -165,13 +183,7 @@ class ServedReplay(FileJudge):
         is_text = difference.unit == "character" and difference.cause == "texts differ"
         return difference.parts_at_tokens or is_text
 
-    def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
-        """Judge the answers that differ at these places, after measuring the noise on texts of the first file."""
-        self._judge.measure_noise_on(self._plain_texts(places))
-        return [self._verdict(place) for place in places]
-
     def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield texts of the first file: those that differ, then others."""
         others = [(key, 0, 0) for key, row in self._rows[0].items() if row.choices]
         for place in dict.fromkeys((*places, *others)):
             choice = self._choice(0, place)
@@ -187,21 +199,6 @@ class ServedReplay(FileJudge):
                 (first.token_ids, second.token_ids),
                 (first.others, second.others),
             )
-
-    def _prompt(self, place: TurnKey) -> list[int]:
-        question_id, _, turn = place
-        question = self._questions[question_id]
-        said = self._choice(0, place).turns[:turn]
-        history = [Message(*pair) for pair in zip(question.turns, said, strict=False)]
-        prompt_ids = asked_ids(self._conversation, question, turn, history)
-        for side in (0, 1):
-            recorded = self._choice(side, place).prompt_length(turn)
-            if recorded not in (None, len(prompt_ids)):
-                raise UserError(
-                    f"model_path: question {question_id!r}, turn {turn}: the prompt has {len(prompt_ids)} tokens "
-                    f"by this model's chat template, the answers say {recorded}; give the served model"
-                )
-        return prompt_ids
 
     def _texts(self, place: TurnKey) -> tuple[_Text, _Text]:
         choices = [self._choice(side, place) for side in (0, 1)]

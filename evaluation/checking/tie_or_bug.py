@@ -125,14 +125,10 @@ class Judge:
     def measure_noise_on(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
         """Measure the noise on prompts and texts of plain decoding, until there are positions enough."""
         for prompt_ids, token_ids in texts:
-            self.measure_noise(prompt_ids, token_ids)
+            reference = self._reference_logits(prompt_ids, token_ids)
+            self._plain_errors += self._errors(self._plain, prompt_ids, token_ids, reference)
             if len(self._plain_errors) >= NOISE_POSITIONS:
                 break
-
-    def measure_noise(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Measure the noise on a text of plain decoding; judgements need some hundred positions."""
-        reference = self._reference_logits(prompt_ids, token_ids)
-        self._plain_errors += self._errors(self._plain, prompt_ids, token_ids, reference)
 
     def judge(
         self,

@@ -40,12 +40,11 @@ def _verdicts(dtype: torch.dtype) -> list[Judgement]:
         judge, plain = Judge(target), drafter_for("vanilla", target)
         prompt = random_ids(20, seed)
         text = generate(target, plain, prompt, max_new_tokens=NUM_TOKENS).token_ids
-        judge.measure_noise(prompt, text)
+        judge.measure_noise_on([(prompt, text)])
         for extra in range(3):
             other = random_ids(20, 100 + 10 * seed + extra)
-            judge.measure_noise(
-                other, generate(target, plain, other, max_new_tokens=NUM_TOKENS).token_ids
-            )
+            ids = generate(target, plain, other, max_new_tokens=NUM_TOKENS).token_ids
+            judge.measure_noise_on([(other, ids)])
         for method in METHODS:
             drafter = drafter_for(method, target)
             mine = generate(target, drafter, prompt, max_new_tokens=NUM_TOKENS).token_ids
@@ -120,7 +119,7 @@ def test_a_wrong_token_in_a_file_is_a_bug_though_the_engine_is_right() -> None:
     target = _target(0, torch.bfloat16)
     judge, plain = Judge(target), drafter_for("vanilla", target)
     text = generate(target, plain, [1, 2, 3], max_new_tokens=NUM_TOKENS).token_ids
-    judge.measure_noise([1, 2, 3], text)
+    judge.measure_noise_on([([1, 2, 3], text)])
     with torch.inference_mode():
         unlikely = int(target.model(torch.tensor([[1, 2, 3, *text[:30]]])).logits[0, -1].argmin())
     wrong = [*text[:30], unlikely, *text[31:]]
