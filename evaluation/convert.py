@@ -16,7 +16,6 @@ Run:
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -65,7 +64,18 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and one line of JSON, and write what is asked for."""
-    options = _parse(argv)
+    parser = OptionParser(
+        prog="python -m evaluation.convert",
+        description="Show all kinds of acceptance lengths, and write them in other benchmarks' "
+        "formats.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="an answer file")
+    parser.add_argument("--to", choices=(PROFILE, VLLM), help="write this format too")
+    parser.add_argument("--out", metavar="PATH", help="with --to: the file to write")
+    options = parser.parse_args(argv)
+    if (options.to is None) != (options.out is None):
+        raise UserError("to, out: got only one of them; give both, or neither")
     path = Path(options.source)
     turns = turn_steps(row for _, row in read_lines(path))
     if not turns:
@@ -193,22 +203,6 @@ def _lengths(sums: AcceptanceSums) -> dict[str, Any]:
         "mean_accept_length_per_request": round(sums.per_request, 6),
         "acceptance_length_histogram": dict(sorted(sums.lengths.items())),
     }
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="python -m evaluation.convert",
-        description="Show all kinds of acceptance lengths, and write them in other benchmarks' "
-        "formats.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("source", metavar="SOURCE", help="an answer file")
-    parser.add_argument("--to", choices=(PROFILE, VLLM), help="write this format too")
-    parser.add_argument("--out", metavar="PATH", help="with --to: the file to write")
-    options = parser.parse_args(argv)
-    if (options.to is None) != (options.out is None):
-        raise UserError("to, out: got only one of them; give both, or neither")
-    return options
 
 
 if __name__ == "__main__":

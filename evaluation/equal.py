@@ -165,7 +165,13 @@ def _file_judge(
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str]) -> str:
-    failed = _failures(comparison)
+    failed = []
+    if comparison.failures:
+        failure = comparison.failures[0]
+        failed.append(
+            f"{len(comparison.failures)} of {comparison.num_questions} questions failed in both files, which have "
+            f"no answers there to compare; the first: {_place(failure)}: {failure.cause}"
+        )
     if not comparison.differences:
         equal = (
             f"Equal: {comparison.num_questions - len(comparison.failures)} questions, {comparison.num_turns} turns "
@@ -185,23 +191,10 @@ def _verdict(comparison: Comparison, names: tuple[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _failures(comparison: Comparison) -> list[str]:
-    """Return a line about the questions that failed in both files, none if there is none."""
-    if not comparison.failures:
-        return []
-    first = comparison.failures[0]
-    return [
-        f"{len(comparison.failures)} of {comparison.num_questions} questions failed in both files, which have no "
-        f"answers there to compare; the first: {_place(first)}: {first.cause}"
-    ]
-
-
 def _place(difference: Difference) -> str:
     """Return where a difference is, in words."""
-    names = ["choice", "turn"]
-    places = [
-        f"{name} {index}" for name in names if (index := getattr(difference, name)) is not None
-    ]
+    found = {"choice": difference.choice, "turn": difference.turn}
+    places = [f"{name} {index}" for name, index in found.items() if index is not None]
     if difference.unit is not None:
         places.append(f"{difference.unit} {difference.position}")
     question = f"question {difference.question_id} ({difference.category})"

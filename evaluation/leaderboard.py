@@ -166,7 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.pictures:
         contents |= _pictures(groups, Path(options.pictures))
     for folder in filter(None, (options.out, options.pictures)):
-        _make_folder(folder)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
     # Before anything is printed: a reader such as head may close the pipe.
     written, failures = [], []
     for path, content in contents.items():
@@ -271,13 +274,6 @@ def _answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
     if base is not None and Path(base).is_file():
         found.setdefault(Path(base).resolve(), Path(base))
     return [found[key] for key in sorted(found)]
-
-
-def _make_folder(path: str) -> None:
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {path}: {error.strerror}") from None
 
 
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:

@@ -19,7 +19,6 @@ Exit code: 0 all checks pass, 1 one fails, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -265,28 +264,6 @@ def _random_model(seed: int, num_layers: int) -> LlamaForCausalLM:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a row for each check and one line of JSON; return 1 if a check fails."""
-    options = _parse(argv)
-    transformers_logging.disable_progress_bar()
-    sampler = Sampler(options.seed)
-    asked = list(product(options.method, SETTINGS))
-    with progress(asked, unit="check") as bar:
-        checks = [sampler.check(method, setting, options.num_samples) for method, setting in bar]
-    header = ["Method", "Setting", "Samples", "p", "Total variation", "Impossible", "Texts differ"]
-    rows = [
-        [
-            *(check.method, check.setting, str(check.num_samples), f"{check.p_value:.3g}"),
-            *(f"{check.total_variation:.4f}", str(check.num_impossible), str(check.num_differing)),
-            *(f"{check.mean_accepted:.2f}", "yes" if check.is_passed else "NO"),
-        ]
-        for check in checks
-    ]
-    print(markdown_table([*header, "MAT", "Exact"], rows, num_text_columns=2))
-    is_passed = all(check.is_passed for check in checks)
-    print(json_line({"passed": is_passed, "checks": [asdict(check) for check in checks]}))
-    return 0 if is_passed else 1
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.sampling_check",
         description="Compare samples of methods with the exact distribution of a small model.",
@@ -308,7 +285,24 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(f"seed: got {options.seed}; allowed: 0 or more, less than 2**63")
     with user_errors():
         options.method = [find_method(name).name for name in options.method or METHODS]
-    return options
+    transformers_logging.disable_progress_bar()
+    sampler = Sampler(options.seed)
+    asked = list(product(options.method, SETTINGS))
+    with progress(asked, unit="check") as bar:
+        checks = [sampler.check(method, setting, options.num_samples) for method, setting in bar]
+    header = ["Method", "Setting", "Samples", "p", "Total variation", "Impossible", "Texts differ"]
+    rows = [
+        [
+            *(check.method, check.setting, str(check.num_samples), f"{check.p_value:.3g}"),
+            *(f"{check.total_variation:.4f}", str(check.num_impossible), str(check.num_differing)),
+            *(f"{check.mean_accepted:.2f}", "yes" if check.is_passed else "NO"),
+        ]
+        for check in checks
+    ]
+    print(markdown_table([*header, "MAT", "Exact"], rows, num_text_columns=2))
+    is_passed = all(check.is_passed for check in checks)
+    print(json_line({"passed": is_passed, "checks": [asdict(check) for check in checks]}))
+    return 0 if is_passed else 1
 
 
 if __name__ == "__main__":
