@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from types import ModuleType
 from typing import Any
 
 from evaluation.inference.config import DecodingOptions
@@ -103,7 +102,13 @@ class Client:
     """
 
     def __init__(self, config: EndpointConfig) -> None:
-        self._httpx = _httpx()
+        try:
+            import httpx  # imported late: an extra
+        except ImportError:
+            raise UserError(
+                "endpoints need httpx, which is not installed; pip install httpx"
+            ) from None
+        self._httpx = httpx
         self.url = config.base_url
         key = config.api_key
         self._http = self._httpx.Client(
@@ -212,14 +217,6 @@ class Client:
         return EndpointError(f"endpoint {self.url}: {what or first_line(error)}")
 
 
-def _httpx() -> ModuleType:
-    try:
-        import httpx  # imported late: an extra
-    except ImportError:
-        raise UserError("endpoints need httpx, which is not installed; pip install httpx") from None
-    return httpx
-
-
 def _options(sampling: DecodingOptions, seed: int | None) -> dict[str, Any]:
     """Return a run's options as the keys of a request; those with a default only where they have another value."""
     keys = {
@@ -286,12 +283,14 @@ def _add_choice(choice: Mapping[str, Any], reply: ServerReply) -> bool:
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
     reply.turns += text
     reply.reasoning += thought
-    calls = list(_calls(delta))
-    for index, name, arguments in calls:
+    calls = delta.get("tool_calls") or ()
+    for place, call in enumerate(calls):
+        function = call.get("function") or {}
+        index = place if call.get("index") is None else call["index"]
         while len(reply.tool_calls) <= index:
             reply.tool_calls.append(["", ""])
-        reply.tool_calls[index][0] += name
-        reply.tool_calls[index][1] += arguments
+        reply.tool_calls[index][0] += function.get("name") or ""
+        reply.tool_calls[index][1] += function.get("arguments") or ""
     return bool(ids or text or thought or calls)
 
 
@@ -301,13 +300,6 @@ def _text(content: Any) -> str:
     return "".join(
         (part.get("text") or "") if isinstance(part, dict) else (part or "") for part in parts
     )
-
-
-def _calls(delta: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
-    for place, call in enumerate(delta.get("tool_calls") or ()):
-        function = call.get("function") or {}
-        index = place if call.get("index") is None else call["index"]
-        yield index, function.get("name") or "", function.get("arguments") or ""
 
 
 def read_counters(text: str) -> dict[str, int]:

@@ -46,21 +46,11 @@ EXAMPLES = """examples:
 """
 # Spec-Bench's names of methods, where they are others.
 SPEC_BENCH_NAMES = {"baseline": "vanilla"}
-# What an example needs beside, by what a method drafts with.
+# What the two examples need beside, by what a method drafts with.
 NEEDED = {
-    "": {"demo": "", "large": ""},
-    "draft_model": {
-        "demo": " --draft-model data/demo/draft",
-        "large": " \\\n      --draft-model double7/vicuna-68m",
-    },
-    "datastore": {
-        "demo": " --datastore data/demo/datastore.npy",
-        "large": " \\\n      --datastore vicuna.npy",
-    },
-    "heads": {
-        "demo": " --heads data/demo/{method}",
-        "large": " \\\n      --heads {method}-vicuna-7b-v1.3",
-    },
+    "draft_model": ("data/demo/draft", "double7/vicuna-68m"),
+    "datastore": ("data/demo/datastore.npy", "vicuna.npy"),
+    "heads": ("data/demo/{method}", "{method}-vicuna-7b-v1.3"),
 }
 AUTO = "-auto"
 BASELINE = "vanilla"
@@ -75,10 +65,11 @@ def build_parser(method: Method, command: str | None = None) -> argparse.Argumen
     """
     name, drafter = method.name, method.drafter_class
     command = command or f"evaluation.inference_{name.replace('-', '_')}"
-    needed = {
-        example: words.format(method=method.heads_of)
-        for example, words in NEEDED[drafter.drafts_with()].items()
-    }
+    needed = {"demo": "", "large": ""}
+    if kind := drafter.drafts_with():
+        option = f"--{kind.replace('_', '-')}"
+        demo, large = (words.format(method=method.heads_of) for words in NEEDED[kind])
+        needed = {"demo": f" {option} {demo}", "large": f" \\\n      {option} {large}"}
     parser = OptionParser(
         prog=f"python -m {command}",
         description=f"Answer questions with {name}, into Spec-Bench's answer format.",
@@ -143,7 +134,7 @@ def participants_of(
     baseline may be missing if it is not needed, or where all are servers. A `UserError` if a method, an option or a
     draft model is unknown, missing or not allowed.
     """
-    are_servers = all(is_address(one) for one in words)
+    are_servers = all(one.startswith(SCHEMES) for one in words)
     if needs_baseline and BASELINE not in words and not are_servers:
         raise UserError(
             f"methods: got {' '.join(words)}; {BASELINE}, the baseline, must be among them"
@@ -172,7 +163,7 @@ def participant_of(
 ) -> Participant:
     """Return the participant of these words; `heads`: a folder of heads. Errors as `participants_of`."""
     name, *options = _split(words)
-    if is_address(name):
+    if name.startswith(SCHEMES):
         of_client = ("served_model", "api_key_env", "timeout")
         config = _with_options(name, EndpointConfig(name), options, of_client)
         return Participant(words, Server(config.base_url), config)
@@ -234,16 +225,11 @@ def _split(words: str) -> list[str]:
 def _needs_draft_model(words: str) -> bool:
     """Whether a participant drafts with a model that its words do not name."""
     name, *options = _split(words)
-    if is_address(name) or name in OTHERS:
+    if name.startswith(SCHEMES) or name in OTHERS:
         return name == ASSISTED or (name == DRAFT and not _names("--draft-model", options))
     return not _names("--draft-model", options) and (
         _method_of(name).drafter_class.drafts_with() == "draft_model"
     )
-
-
-def is_address(words: str) -> bool:
-    """Whether a participant's words name a server."""
-    return words.startswith(SCHEMES)
 
 
 def _names(option: str, options: Sequence[str]) -> bool:

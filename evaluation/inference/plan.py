@@ -301,7 +301,10 @@ def prepare(
         "method": participant.method.name,
         "options": {"served_model": client.model} if client else asdict(participant.config),
         "model_id": model_id,
-        **(_as_served(asked, run, client) if client else _as_decoded(asked, run, load_matrix)),
+        **(_as_served(run, client) if client else _as_decoded(asked, run, load_matrix)),
+        "question_file_sha256": file_hash(asked.question_file),
+        "question_file_name": asked.question_file.name,
+        "shard": run.questions.shard,
         "versions": versions(),
         "git_commit": git_commit(),
         "argv": sys.argv[1:],
@@ -327,10 +330,7 @@ def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[s
         **recorded_options(run.options()),
         "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
         "conv_template": conversation.name,
-        "question_file_sha256": file_hash(asked.question_file),
-        "question_file_name": asked.question_file.name,
         "load_matrix": load_matrix,
-        "shard": run.questions.shard,
         "num_workers": run.worker_count if run.uses_ray else None,
         "state_order": run.workers.state_order if run.uses_ray else None,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -342,16 +342,13 @@ def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[s
     }
 
 
-def _as_served(asked: Asked, run: RunConfig, client: Client) -> dict[str, Any]:
+def _as_served(run: RunConfig, client: Client) -> dict[str, Any]:
     """Return the conditions of a server's answers, of whose model and device nothing is known."""
     options = recorded_options(run.options())
     return {
         **{key: value for key, value in options.items() if key not in NOT_SENT},
         "model_path": client.model,
         SERVED: True,
-        "question_file_sha256": file_hash(asked.question_file),
-        "question_file_name": asked.question_file.name,
-        "shard": run.questions.shard,
         "load_matrix": None,
         "state_order": None,
     }

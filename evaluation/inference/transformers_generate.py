@@ -199,17 +199,18 @@ class _RefereeBatch(RefereeAnswerer):
     ) -> Turn:
         """Return an answer, cut at its own end of text and limit."""
         token_ids = token_ids[: self._room(prompt_ids)]
+
+        def is_stopped(text: list[int]) -> bool:
+            return bool(self._criteria) and bool(self._criteria(torch.tensor([text]), None))
+
         ends = (
             place
             for place, token in enumerate(token_ids, 1)
-            if token in self._eos_ids or self._is_stopped([*prompt_ids, *token_ids[:place]])
+            if token in self._eos_ids or is_stopped([*prompt_ids, *token_ids[:place]])
         )
         token_ids = list(token_ids[: next(ends, len(token_ids))])
         details = {"prompt_tokens": len(prompt_ids), **seconds}
         return Turn(token_ids, [1] * len(token_ids), wall_time, details)
-
-    def _is_stopped(self, text: list[int]) -> bool:
-        return bool(self._criteria) and bool(self._criteria(torch.tensor([text]), None))
 
 
 class PaddedBatch(_RefereeBatch):
@@ -218,10 +219,15 @@ class PaddedBatch(_RefereeBatch):
     @torch.inference_mode()
     def _answers(self, prompts: Sequence[list[int]]) -> list[Turn]:
         longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        # With a token of its own: a repetition penalty counts hidden tokens too.
+        ids = [prompt[:1] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
+        mask = [[0] * count + [1] * (longest - count) for count in padding]
         self.target.synchronize()
         start, cpu_start = time.perf_counter(), time.process_time()
         output = self.target.model.generate(
-            **left_padded(prompts, self.target.device),
+            torch.tensor(ids, device=self.target.device),
+            attention_mask=torch.tensor(mask, device=self.target.device),
             max_new_tokens=max(map(self._room, prompts)),
             **self._options,
         )
@@ -232,21 +238,6 @@ class PaddedBatch(_RefereeBatch):
             self._turn(prompt, token_ids, wall_time, **shares)
             for prompt, token_ids in zip(prompts, found, strict=True)
         ]
-
-
-def left_padded(prompts: Sequence[list[int]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the inputs of `generate` for B prompts, the longest of P tokens: ids and mask, [B, P] each.
-
-    A prompt is padded with a token of its own: a repetition penalty counts hidden tokens too.
-    """
-    longest = max(map(len, prompts))
-    padding = [longest - len(prompt) for prompt in prompts]
-    ids = [prompt[:1] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
-    mask = [[0] * count + [1] * (longest - count) for count in padding]
-    return {
-        "input_ids": torch.tensor(ids, device=device),
-        "attention_mask": torch.tensor(mask, device=device),
-    }
 
 
 class ContinuousBatch(_RefereeBatch):

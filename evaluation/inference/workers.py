@@ -18,7 +18,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import torch
@@ -39,13 +39,6 @@ MAX_RETRIES = 2
 CONNECT_SECONDS = 10.0
 
 
-class Loaded(NamedTuple):
-    """The result of loading a model: the user's mistake if there was one, and notes for the log."""
-
-    mistake: str | None
-    notes: list[str]
-
-
 class Worker:
     """One model in a process of its own; `number` names it in rows, from 1."""
 
@@ -53,19 +46,20 @@ class Worker:
         self._number = number
         self._num_seen = 0
 
-    def load(self, plan: Plan, threads: int, question: Question) -> Loaded:
+    def load(self, plan: Plan, threads: int, question: Question) -> tuple[str | None, list[str]]:
+        """Load the model; return the user's mistake if there was one, and notes for the log."""
         show_notes()
         torch.set_num_threads(threads)
         turn_off_cudnn(plan.model.device)
         try:
             self._answerer = MethodAnswerer(plan, load_target(plan.run.model, plan.model))
         except UserError as error:
-            return Loaded(str(error), [])
+            return str(error), []
         self._asking = plan.asking
         warm_up(self._answerer, self._asking, question, plan.run.answers.warmup)
         if plan.start_memory:
             self._answerer.drafter.load_memory(plan.start_memory)
-        return Loaded(None, self._answerer.notes())
+        return None, self._answerer.notes()
 
     def answer(self, question: Question, memory: Memory | None) -> Finished:
         """Answer one question.
@@ -118,7 +112,12 @@ class _Pool:
                 yield from self._lost(worker, question, first_line(error))
                 continue
             if question is None:
-                self._loaded(result)
+                mistake, notes = result
+                if mistake:
+                    raise UserError(mistake)
+                self._num_lost_loading = 0
+                for note in notes if self._num_started == 1 else ():
+                    print(note, file=sys.stderr)
             elif self._memory is not None:
                 self._memory = result.memory
             if self._waiting:
@@ -128,14 +127,6 @@ class _Pool:
                 self._under_way[answering] = (worker, following)
             if question is not None:
                 yield result
-
-    def _loaded(self, result: Loaded) -> None:
-        if result.mistake:
-            raise UserError(result.mistake)
-        self._num_lost_loading = 0
-        if self._num_started == 1:
-            for note in result.notes:
-                print(note, file=sys.stderr)
 
     def _lost(self, worker: Any, question: Question | None, cause: str) -> Iterator[Finished]:
         """Replace a dead worker; its question goes to another worker, or fails after the last retry."""
@@ -183,18 +174,6 @@ def cluster(plan: Plan) -> Iterator[None]:
 
     A `UserError` if the cluster cannot be reached or is too small.
     """
-    _connect(plan)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _threads(plan: Plan) -> int:
-    return torch.get_num_threads() if plan.model.device.type == "cpu" else 1
-
-
-def _connect(plan: Plan) -> None:
     run = plan.run
     num_cpus = run.worker_count * _threads(plan)
     needed = {"CPU": num_cpus}
@@ -227,3 +206,11 @@ def _connect(plan: Plan) -> None:
                 f"workers: need {number} {kind}s in all; Ray has {there.get(kind, 0):.0f}; ask for fewer workers "
                 "or threads, or give --ray-address of a larger cluster"
             )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _threads(plan: Plan) -> int:
+    return torch.get_num_threads() if plan.model.device.type == "cpu" else 1

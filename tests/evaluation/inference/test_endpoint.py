@@ -6,6 +6,7 @@ Run: pytest tests/evaluation/inference/test_endpoint.py
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 from evaluation import compare, convert, endpoint
 from evaluation.answers.answer_file import read_answers, read_lines
 from evaluation.answers.defects import find_defects
-from evaluation.inference import client as client_module
 from evaluation.inference.client import read_counters
 from evaluation.inference.servers import ShareClock
 from evaluation.questions.questions import load_questions, question_file_of
@@ -136,7 +136,7 @@ def test_shares_add_up_to_the_time_in_which_anything_was_under_way(
 
     def at(seconds: float, action: str) -> float:
         now[0] = seconds
-        return clock.begin() if action == "begin" else clock.end()
+        return clock.count(1 if action == "begin" else -1)
 
     first = at(1, "begin")
     second = at(3, "begin")
@@ -206,10 +206,7 @@ def test_errors_before_the_first_question_are_one_line(
         with pytest.raises(UserError, match="concurrency: got 1 1; allowed: 1 or more, each once"):
             asked(url, tmp_path, "--served-model", "a", "--concurrency", "1", "1")
 
-    def lacking() -> None:
-        raise UserError("endpoints need httpx, which is not installed; pip install httpx")
-
-    monkeypatch.setattr(client_module, "_httpx", lacking)
+    monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(UserError, match="pip install httpx"):
         asked(url, tmp_path)
     assert not list(tmp_path.iterdir()), "nothing is left where nothing was asked"

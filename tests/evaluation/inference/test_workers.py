@@ -44,8 +44,8 @@ def light_worker(begin: Path) -> type:
             self._number = number
             self._is_first = True
 
-        def load(self, *_: object) -> SimpleNamespace:
-            return SimpleNamespace(mistake=None, notes=[])
+        def load(self, *_: object) -> tuple[None, list[str]]:
+            return None, []
 
         def answer(self, question: Any, _: object) -> SimpleNamespace:
             if question.turns[0] == poison:
@@ -80,7 +80,7 @@ def test_a_worker_on_a_gpu_loads_its_model_with_cudnn_attention_off(
     torch.backends.cuda.enable_cudnn_sdp(True)  # commands on a simulated GPU turn it off
     for name in ("cpu", "cuda"):
         setup.model.device = torch.device(name)
-        said.append(Worker(1).load(setup, torch.get_num_threads(), question).mistake)
+        said.append(Worker(1).load(setup, torch.get_num_threads(), question)[0])
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert said == ["cuDNN: True", "cuDNN: False"]
 
@@ -202,8 +202,8 @@ def test_a_mistake_that_only_the_weights_show_ends_the_run(
     class Mistaken:
         def __init__(self, _: int) -> None: ...
 
-        def load(self, *_: object) -> SimpleNamespace:
-            return SimpleNamespace(mistake="no such weights", notes=[])
+        def load(self, *_: object) -> tuple[str, list[str]]:
+            return "no such weights", []
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(workers, "Worker", Mistaken)
