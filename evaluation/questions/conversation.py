@@ -156,17 +156,14 @@ def choose_conversation(template: str, model_path: str, tokenizer: Any) -> Conve
                 f"conv_template: the tokenizer of {model_path} has no chat template; give a fastchat template, "
                 "for example --conv-template vicuna_v1.1 (or raw: the bare question)"
             )
-        return _tried(ChatTemplateConversation(tokenizer), model_path)
-    if template not in conv_templates:
+        conversation: Conversation = ChatTemplateConversation(tokenizer)
+    elif template in conv_templates:
+        conversation = FastchatConversation(tokenizer, template)
+    else:
         raise UserError(
             unknown_name("conv_template", template, ["auto", "tokenizer", *conv_templates])
         )
-    return _tried(FastchatConversation(tokenizer, template), model_path)
-
-
-def _tried(conversation: Conversation, model_path: str) -> Conversation:
-    """Return a conversation whose template works: some of fastchat's are for services, not for models."""
-    try:
+    try:  # some of fastchat's are for services, not for models
         conversation.prompt_ids([], "Who?")
     except Exception as error:  # Jinja's, or whatever a template raises
         raise UserError(
@@ -230,10 +227,9 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message as templates take it: with one text, and arguments of calls as an object."""
     found = {**message, "content": text_of(message.get("content"))}
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_call_for_template(call) for call in calls]
+        functions = [call["function"] for call in calls]
+        found["tool_calls"] = [
+            {**call, "function": {**one, "arguments": arguments_of(one["arguments"])}}
+            for call, one in zip(calls, functions, strict=True)
+        ]
     return found
-
-
-def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": arguments_of(function["arguments"])}}

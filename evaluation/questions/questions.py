@@ -242,13 +242,7 @@ def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:
         return _trajectory(row, todays_messages(messages, where), place, where)
     if isinstance(conversation, list) and all(isinstance(said, dict) for said in conversation):
         said = [(message.get("from"), message.get("value")) for message in conversation]
-        form = {
-            "question_id": row.get("id", place),
-            "category": "",
-            "turns": [text for speaker, text in said if speaker in USERS],
-            "system": next((text for speaker, text in said if speaker == "system"), None),
-        }
-        return {**form, **row}
+        return _conversation(row, said, place)
     if "task_id" in row and ("prompt" in row or "text" in row):
         text = row["prompt"] if "prompt" in row else row["text"]
         return {"question_id": row["task_id"], "category": "code", "turns": [text], **row}
@@ -260,20 +254,25 @@ def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:
 
 
 def _trajectory(row: Row, messages: list[Row], place: int, where: str) -> Row:
-    form = {"question_id": row.get("id", place), "category": ""}
-    texts = [text_of(one.get("content")) for one in messages]
+    said = [(one["role"], text_of(one.get("content"))) for one in messages]
     asked = asked_places(messages)
     if not asked:
-        system = next(
-            (text for one, text in zip(messages, texts, strict=True) if one["role"] == "system"),
-            None,
-        )
-        users = [text for one, text in zip(messages, texts, strict=True) if one["role"] in USERS]
         rest = {key: value for key, value in row.items() if key not in ("messages", "tools")}
-        return {**form, "turns": users, "system": system, **rest}
-    turns = [texts[at - 1] for at in asked]
+        return _conversation(rest, said, place)
     trajectory = {
+        "turns": [said[at - 1][1] for at in asked],
         "messages": messages[: asked[-1] + 1],
         "tools": todays_tools(row.get("tools"), where),
     }
-    return {**form, **row, "turns": turns, **trajectory}
+    return {"question_id": row.get("id", place), "category": "", **row, **trajectory}
+
+
+def _conversation(row: Row, said: Sequence[tuple[Any, Any]], place: int) -> Row:
+    """Return a question whose turns are what the user said; of each message the speaker and the text are given."""
+    form = {
+        "question_id": row.get("id", place),
+        "category": "",
+        "turns": [text for speaker, text in said if speaker in USERS],
+        "system": next((text for speaker, text in said if speaker == "system"), None),
+    }
+    return {**form, **row}
