@@ -28,16 +28,9 @@ def latex_text(tables: Sequence[Table]) -> str:
 
 def escaped(text: str) -> str:
     """Return a text as LaTeX shows it; what its default fonts lack is shown as its code point."""
-    return "".join(_escaped(character) for character in text)
-
-
-def _escaped(character: str) -> str:
-    if character.isspace():
-        return " "
-    if character in SPECIAL:
-        return SPECIAL[character]
-    is_shown = " " <= character <= "~"
-    return character if is_shown else f"{{[}}U+{ord(character):04X}{{]}}"
+    lacking = {one: f"{{[}}U+{ord(one):04X}{{]}}" for one in text if not " " <= one <= "~"}
+    shown = lacking | SPECIAL
+    return "".join(shown.get(one, one) for one in re.sub(r"\s", " ", text))
 
 
 def _float(table: Table, place: int) -> str:

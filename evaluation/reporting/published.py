@@ -52,8 +52,15 @@ def read_published(
             f"cannot read the published figures in {folder} ({error}); pass --no-published"
         ) from None
     for column, wanted in (("device", devices), ("model", models)):
+        names = rows[column].str.lower()
+        for name in wanted:
+            if not names.str.startswith(name.lower()).any():
+                known = ", ".join(sorted(set(rows[column])))
+                raise UserError(
+                    f"no published figures for the {column} {name!r}; there are: {known}"
+                )
         if wanted:
-            rows = _starting_with(rows, column, wanted)
+            rows = rows[names.str.startswith(tuple(name.lower() for name in wanted))]
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 
@@ -100,16 +107,6 @@ def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dic
         for _, rows in published.groupby(["source", "device"], sort=False)
         for row in rows.to_dict("records")
     ]
-
-
-def _starting_with(rows: pd.DataFrame, column: str, wanted: Sequence[str]) -> pd.DataFrame:
-    """The rows whose name in a column begins with one of those wanted, whatever the case."""
-    names = rows[column].str.lower()
-    for name in wanted:
-        if not names.str.startswith(name.lower()).any():
-            known = ", ".join(sorted(set(rows[column])))
-            raise UserError(f"no published figures for the {column} {name!r}; there are: {known}")
-    return rows[names.str.startswith(tuple(name.lower() for name in wanted))]
 
 
 def _read_spec_bench(folder: Path) -> pd.DataFrame:

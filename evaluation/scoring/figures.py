@@ -43,6 +43,8 @@ EXACT_FIGURES = (
 WORK = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")
 EXACT_SPEEDUPS = ("exact_speedup", "decode_speedup")
 INTERVALS = ("speedup", *EXACT_SPEEDUPS)
+# Of `RunFigures`, those with one row a task.
+TABLES = ("mean", "deviation", "intervals")
 
 
 class RunFigures(NamedTuple):
@@ -71,23 +73,16 @@ class RunFigures(NamedTuple):
         return found
 
     def only(self, task: str) -> RunFigures:
-        tables = (self.mean, self.deviation, self.intervals)
-        mean, deviation, intervals = (table.loc[[task]] for table in tables)
-        return RunFigures(mean, deviation, self.num_runs, intervals, self.of_runs)
+        return self._replace(**{name: getattr(self, name).loc[[task]] for name in TABLES})
 
     @staticmethod
     def joined(parts: Sequence[RunFigures]) -> RunFigures:
         """Return the figures of several benchmarks as one; a task in two of them has the first one's."""
-        mean, deviation, intervals = (
-            table[~table.index.duplicated()]
-            for table in (
-                pd.concat([getattr(part, name) for part in parts])
-                for name in ("mean", "deviation", "intervals")
-            )
-        )
+        joined = {name: pd.concat([getattr(part, name) for part in parts]) for name in TABLES}
+        tables = {name: table[~table.index.duplicated()] for name, table in joined.items()}
         num_runs = max(part.num_runs for part in parts)
         of_runs = tuple(run for part in parts for run in part.of_runs)
-        return RunFigures(mean, deviation, num_runs, intervals, of_runs)
+        return parts[0]._replace(num_runs=num_runs, of_runs=of_runs, **tables)
 
 
 def counts_code(tasks: Iterable[str]) -> bool:
