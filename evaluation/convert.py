@@ -39,7 +39,6 @@ from model.commands.files import write_whole
 from model.serve.acceptance import AcceptanceCounts
 
 PROFILE, VLLM = "speculation-profile", "vllm"
-PROFILE_VERSION = "1.0"
 # How far a profile's mean may be from 1 + the sum of the marginal rates.
 TOLERANCE = 0.02
 # What of a sidecar says how it was measured.
@@ -162,7 +161,7 @@ def _profile(turns: Sequence[TurnSteps], record: RunRecord) -> dict[str, Any]:
     histogram = lengths.pop("acceptance_length_histogram")
     model = record.values.get("model_path")
     return {
-        "schema_version": PROFILE_VERSION,
+        "schema_version": "1.0",
         "measured": True,
         "method": record.method,
         "draft_checkpoint": None,

@@ -63,7 +63,6 @@ from evaluation.scoring.groups import Group
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import refuse_outputs, write_whole
 
-TITLE = "Speculative decoding leaderboard"
 PUBLISHED_HEADING = "Published figures (other people's measurements, not ours)"
 INTRODUCTION = (
     "Speed-ups are ratios of tokens per second to plain decoding of the same model under the same "
@@ -247,7 +246,8 @@ def _html(board: Leaderboard) -> str:
         sections.append(Section("Left out", notes=board.left_out))
     if board.published_tables:
         sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))
-    return page_text(TITLE, INTRODUCTION, sections, board.records["alarms"])
+    title, alarmed = "Speculative decoding leaderboard", board.records["alarms"]
+    return page_text(title, INTRODUCTION, sections, alarmed)
 
 
 def _pictures(groups: Sequence[Group], folder: Path) -> dict[Path, str | bytes]:

@@ -25,7 +25,6 @@ from model.commands.files import file_hash, write_whole
 
 TOKENS_AROUND = 5
 CHARACTERS_AROUND = 30
-WIDE_DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +304,7 @@ def equality_of(
         not all(choice.has_token_ids for side in sides for choice in side[key].choices)
         for key in common
     )
-    must_be_equal = all(one.is_greedy and one.dtype in WIDE_DTYPES for one in records)
+    must_be_equal = all(one.is_greedy and one.dtype in ("float32", "float64") for one in records)
     return Equality(len(common), len(found.differences), by_text, must_be_equal, num_ties)
 
 

@@ -60,7 +60,10 @@ class AnswerLog:
             elif os.fstat(self._descriptor).st_size:
                 # The sidecar first: a file of another run is left unchanged, even if its last line is torn.
                 self._meta = self._agree_with_sidecar(self._meta)
-                rows = self._rows_found()
+                content = file.read_bytes()
+                if not content.endswith(b"\n"):  # a row was only partly written
+                    os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
+                rows = read_answers(file) if os.fstat(self._descriptor).st_size else []
             self.num_rows = len(rows)
             self.num_failed = sum(row.is_failed for row in rows)
             self.done = frozenset(row.question_id for row in rows)
@@ -158,13 +161,6 @@ class AnswerLog:
         except OSError:
             os.ftruncate(self._descriptor, size)
             raise
-
-    def _rows_found(self) -> list[AnswerRow]:
-        """Return the rows in the file, after cutting one that was only partly written."""
-        content = self.file.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
-        return read_answers(self.file) if os.fstat(self._descriptor).st_size else []
 
     def _agree_with_sidecar(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the sidecar of the rows in the file, checked against this run's."""

@@ -30,7 +30,6 @@ from model.methods import METHODS, find_method
 from model.options import resolved
 
 UNKNOWN = "unknown"
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 # The sidecar's role of a second run of the baseline.
 NOISE_FLOOR = "noise floor"
 # The role of the first of several servers: the others are measured against it.
@@ -334,7 +333,8 @@ def model_fingerprint(model_path: str, hf_config: Any) -> str:
         return hub_commit[:12]
     digest = hashlib.sha256()
     path = Path(model_path)
-    in_folder = (file for file in sorted(path.glob("*")) if file.suffix in WEIGHT_SUFFIXES)
+    suffixes = (".safetensors", ".bin", ".pt", ".pth")
+    in_folder = (file for file in sorted(path.glob("*")) if file.suffix in suffixes)
     for file in [path] if path.is_file() else in_folder:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())

@@ -221,26 +221,24 @@ def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | 
             return None  # sums, which counters of /metrics tell, are no steps
         steps, is_in_order = _steps_of_fields(fields, num_steps)
         return TurnSteps(request, row.category, turn, prompt_tokens, steps, is_in_order)
-    if not choice.accept_lengths or turn >= len(choice.decoding_steps):
+    if turn >= len(choice.decoding_steps):
         return None
     begin = sum(choice.decoding_steps[:turn])
     lengths = choice.accept_lengths[begin : begin + choice.decoding_steps[turn]]
+    if not lengths:
+        return None
     knows = turn < len(choice.step_nodes) and len(choice.step_nodes[turn]) == len(lengths)
     nodes = choice.step_nodes[turn] if knows else [0] * len(lengths)
     levels = choice.accepted[turn] if turn < len(choice.accepted) else []
     accepted = [length - 1 for length in lengths]
-    if levels and accepted:  # a step that was cut may lack the model's own token
+    if levels:  # a step that was cut may lack the model's own token
         missing = sum(map(sum, levels)) - sum(accepted)
         accepted[-1] = min(lengths[-1], accepted[-1] + missing)
     steps = [
         StepCounts(length, count, one, len(levels) if count else 0)
         for length, count, one in zip(lengths, nodes, accepted, strict=True)
     ]
-    return (
-        TurnSteps(request, row.category, turn, prompt_tokens, steps, knows_drafts=knows)
-        if steps
-        else None
-    )
+    return TurnSteps(request, row.category, turn, prompt_tokens, steps, knows_drafts=knows)
 
 
 def _steps_of_fields(fields: dict[str, Any], num_steps: int) -> tuple[list[StepCounts], bool]:

@@ -44,8 +44,6 @@ EXAMPLES = """examples:
   python -m {command} --model-path lmsys/vicuna-7b-v1.3 \\
       --model-id vicuna-7b-v1.3-{method}-float16 --bench-name spec_bench --dtype float16{large}
 """
-# Spec-Bench's names of methods, where they are others.
-SPEC_BENCH_NAMES = {"baseline": "vanilla"}
 # What the two examples need beside, by what a method drafts with.
 NEEDED = {
     "draft_model": ("data/demo/draft", "double7/vicuna-68m"),
@@ -55,7 +53,6 @@ NEEDED = {
 AUTO = "-auto"
 BASELINE = "vanilla"
 OTHERS = TRANSFORMERS | ENGINES
-DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
 def build_parser(method: Method, command: str | None = None) -> argparse.ArgumentParser:
@@ -118,7 +115,8 @@ def inference_command(name: str, file: str) -> None:
     """
     if name == "__main__":
         command = Path(file).stem.removeprefix("inference_")
-        method = SPEC_BENCH_NAMES.get(command, command.replace("_", "-"))
+        # Spec-Bench has another name for it.
+        method = BASELINE if command == "baseline" else command.replace("_", "-")
         run_command(lambda argv: main(method, argv))
 
 
@@ -146,7 +144,7 @@ def participants_of(
             "--methods, or leave out --draft-model"
         )
     if draft_model is None and Path(model_path).resolve() == DEMO_MODEL:
-        draft_model = DEMO_DRAFT
+        draft_model = str(DEMO_MODEL.with_name("draft"))
     if needing and draft_model is None:
         raise UserError(f"draft_model: got none; give the model that {needing[0]} drafts with")
     heads = DEMO_MODEL.parent if Path(model_path).resolve() == DEMO_MODEL else None

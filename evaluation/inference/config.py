@@ -13,8 +13,6 @@ from model.commands.command_line import config_of
 from model.commands.model_options import ModelOptions, SamplingOptions
 from model.options import Options, option
 
-STATE_ORDERS = ("any", "single")
-
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions(Options):
@@ -134,7 +132,7 @@ class WorkerOptions(Options):
         "any",
         "any: each worker's matrix learns from its own answers; single: one worker "
         "answers in order, so acceptance lengths are reproducible",
-        choices=STATE_ORDERS,
+        choices=("any", "single"),
     )
 
 

@@ -67,8 +67,6 @@ from model.methods import Method, words_of
 from model.options import Options, chosen
 
 Memory = dict[str, torch.Tensor]
-# Options of a run that a server decides itself, or that ask for nothing there.
-NOT_SENT = ("kernels", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +343,10 @@ def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[s
 def _as_served(run: RunConfig, client: Client) -> dict[str, Any]:
     """Return the conditions of a server's answers, of whose model and device nothing is known."""
     options = recorded_options(run.options())
+    for decided_there in ("kernels", "weights"):
+        options.pop(decided_there, None)
     return {
-        **{key: value for key, value in options.items() if key not in NOT_SENT},
+        **options,
         "model_path": client.model,
         SERVED: True,
         "load_matrix": None,

@@ -31,8 +31,6 @@ FORMS = (
     "questions of Spec-Bench (question_id, category, turns), FastChat (text), HumanEval and MBPP (task_id, prompt "
     "or text), GSM8K (question, answer), ShareGPT (conversations), or OpenAI's messages"
 )
-# Where Spec-Bench reports GSM8K's questions.
-GSM8K_TASK = "math_reasoning"
 Row = dict[str, Any]
 # Names of the user in ShareGPT's `from`.
 USERS = ("human", "user")
@@ -247,7 +245,9 @@ def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:
         text = row["prompt"] if "prompt" in row else row["text"]
         return {"question_id": row["task_id"], "category": "code", "turns": [text], **row}
     if "question" in row and "answer" in row:
-        return {"question_id": place, "category": GSM8K_TASK, "turns": [row["question"]], **row}
+        # Where Spec-Bench reports GSM8K's questions.
+        task = "math_reasoning"
+        return {"question_id": place, "category": task, "turns": [row["question"]], **row}
     if "text" in row:
         return {"turns": [row["text"]], **row}
     return row

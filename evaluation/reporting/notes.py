@@ -35,7 +35,6 @@ CIRCUMSTANCES = {
     "kernel_names": "kernels",
     "warmup": "numbers of warm-up questions",
 }
-WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
 INTERVALS = "paired intervals over questions (symmetric bootstrap-t)"
 FLOOR_NAMES = {
     "exact_speedup": "by the exact speed-up",
@@ -80,7 +79,8 @@ def _group_alarms(group: Group) -> Iterator[str]:
     if is_unsteady(floor):
         yield (
             "The machine was too unsteady for this comparison: two runs of the same method may differ by "
-            f"{noise_factor(floor):.2f}x ({bounds_text(floor)}), more than {LARGEST_FLOOR_RATIO:.2f}x; {WHAT_TO_DO}"
+            f"{noise_factor(floor):.2f}x ({bounds_text(floor)}), more than {LARGEST_FLOOR_RATIO:.2f}x; "
+            "close other programs, repeat with RUNS=3, or ask more questions"
         )
 
 

@@ -22,13 +22,9 @@ from evaluation.scoring.groups import SPEC_BENCH, Group
 from model.commands.command_line import UserError
 
 PUBLISHED_DIR = DATA_FOLDER / "published"
-SPEC_BENCH_FILE = "spec_bench_leaderboard.csv"
-PAPER_FILE = "token_recycling_paper.csv"
 FURTHER_FILE = "further_figures.csv"
 DEFAULT_DEVICES = ("A100", "3090")
 BASELINE_METHOD = "AR"
-# Spec-Bench's leaderboard names the card without its memory; its text says 80 GB.
-DEVICE_NAMES = {"A100": "A100-80GB"}
 COLUMNS = (
     *("source", "device", "model", "method"),
     *SPEC_BENCH_TASKS,
@@ -110,8 +106,9 @@ def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dic
 
 
 def _read_spec_bench(folder: Path) -> pd.DataFrame:
-    rows = pd.read_csv(folder / SPEC_BENCH_FILE, dtype={"device": str})
-    rows["device"] = rows["device"].replace(DEVICE_NAMES)
+    rows = pd.read_csv(folder / "spec_bench_leaderboard.csv", dtype={"device": str})
+    # It names the card without its memory; its text says 80 GB.
+    rows["device"] = rows["device"].replace("A100", "A100-80GB")
     rows = rows.rename(columns={"overall_speedup": "overall"})
     return rows.reindex(columns=[*rows.columns, CODE, "tokens_per_second"]).astype(
         {CODE: float, "tokens_per_second": float}
@@ -120,7 +117,7 @@ def _read_spec_bench(folder: Path) -> pd.DataFrame:
 
 def _read_paper(folder: Path) -> pd.DataFrame:
     """The paper's table; its code column is Code Llama's, as the source says."""
-    rows = pd.read_csv(folder / PAPER_FILE)
+    rows = pd.read_csv(folder / "token_recycling_paper.csv")
     rows["device"], rows["conditions"] = (
         rows["conditions"].str.partition(", ")[part] for part in (0, 2)
     )

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-# An interval whose ends are further apart says nothing.
-WIDEST = 100
-
 
 class Cell(NamedTuple):
     """A cell of a table: its text, and the figure behind it (NaN for a text or no figure)."""
@@ -98,10 +95,10 @@ def figure_cell(
     return Cell(figure_text(value, deviation, unit) + bounds, float(value))
 
 
-def bounds_text(interval: tuple[float, float], digits: int = 2) -> str:
-    """Return an interval; `-` for one that says nothing."""
+def bounds_text(interval: tuple[float, float]) -> str:
+    """Return an interval; `-` for one that says nothing, since its ends are a hundred times apart."""
     low, high = interval
-    return "-" if high > WIDEST * low else f"[{low:.{digits}f}, {high:.{digits}f}]"
+    return "-" if high > 100 * low else f"[{low:.2f}, {high:.2f}]"
 
 
 def markdown_table(

@@ -132,8 +132,6 @@ HEADINGS = {
 # Characters of a condition's value that are shown.
 LONGEST_VALUE = 60
 SOFTWARE = ("torch", "transformers")
-NO_NAME = "model"  # the last part of a path that says nothing
-IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
 
 class Title(NamedTuple):
@@ -281,7 +279,7 @@ def _facts(group: Group) -> dict[str, str]:
         if value in (UNKNOWN, usual.get(name))
         else _words([CONDITION_WORDS], name, _short(value))
         for name, value in facts.items()
-        if name not in IN_OTHER_WORDS
+        if name not in ("model", "bench", "question_file")  # which have other words
     }
     model = _model_title(group)
     asked = [BENCH_TITLES.get(facts["bench"], facts["bench"])]
@@ -307,7 +305,8 @@ def _model_title(group: Group) -> str:
     if not parts:
         return "unknown model"
     is_on_hub = len(parts) == 2 and parts[0] not in (".", "..", "~", "/")
-    return path if is_on_hub else "/".join(parts[-2:] if parts[-1] == NO_NAME else parts[-1:])
+    says_nothing = parts[-1] == "model"
+    return path if is_on_hub else "/".join(parts[-2:] if says_nothing else parts[-1:])
 
 
 def _short(value: str) -> str:

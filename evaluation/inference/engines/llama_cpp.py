@@ -12,7 +12,6 @@ from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-STOP_REASONS = {"limit": "length"}
 # Its kinds of speculation by n-grams: the settings that are the tokens looked up, and the most of a draft.
 NGRAM_SIZES = {
     "ngram_simple": ("size_n", "size_m"),
@@ -91,5 +90,5 @@ class Engine:
             # Of the last step it may count drafts past the end of the text.
             "decoding_steps": max(1, len(token_ids) - timings.get("draft_n_accepted", 0)),
             "draft_tokens": timings.get("draft_n", 0),
-            "stop_reasons": STOP_REASONS.get(reply["stop_type"], reply["stop_type"]),
+            "stop_reasons": "length" if reply["stop_type"] == "limit" else reply["stop_type"],
         }

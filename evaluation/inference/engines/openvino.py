@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-# Its names of precisions; it takes float32 where the processor lacks one.
-PRECISIONS = {"bfloat16": "bf16", "float16": "f16"}
-
 
 class Engine:
     """A model that decodes as its defaults say, but for precision, threads, prompt lookup and its prefix cache.
@@ -30,7 +27,9 @@ class Engine:
         import openvino_genai
 
         self._genai, self._tensor = openvino_genai, openvino.Tensor
-        settings = {"INFERENCE_PRECISION_HINT": PRECISIONS.get(dtype, "f32")}
+        # It takes float32 where the processor lacks one.
+        precision = {"bfloat16": "bf16", "float16": "f16"}.get(dtype, "f32")
+        settings = {"INFERENCE_PRECISION_HINT": precision}
         core = openvino.Core()
         core.set_property("CPU", settings)
         computed, kept = (
