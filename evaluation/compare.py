@@ -16,7 +16,6 @@ Run:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,8 +98,8 @@ class ComparisonOptions(Options):
     )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison; return 1 if a question failed, else 0."""
     parser = OptionParser(
         prog="python -m evaluation.compare",
         description="Answer questions with several methods in turn, each into an answer file of its own.",
@@ -120,12 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_options(questions, QuestionOptions, QUESTIONS)
     add_options(parser.add_argument_group("sampling"), DecodingOptions)
     add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison; return 1 if a question failed, else 0."""
-    given = vars(build_parser().parse_args(argv))
+    given = vars(parser.parse_args(argv))
     options, benches = config_of(ComparisonOptions, given), given.pop("bench_name")
     out, name = options.out, given.pop("model_id", None)
     if options.in_order and "shuffle" in given:

@@ -9,7 +9,6 @@ Run:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -43,8 +42,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask the questions and print what clients waited; return 1 if a question failed, else 0."""
     parser = OptionParser(
         prog="python -m evaluation.endpoint",
         description="Answer questions with a server, into Spec-Bench's answer format.",
@@ -72,12 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_options(parser.add_argument_group("questions"), QuestionOptions, names)
     add_options(parser.add_argument_group("sampling"), DecodingOptions)
     add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Ask the questions and print what clients waited; return 1 if a question failed, else 0."""
-    given = vars(build_parser().parse_args(argv))
+    given = vars(parser.parse_args(argv))
     sizes, out = given.pop("concurrency"), given.pop("out")
     name = given.pop("model_id") or "served"
     config = config_of(EndpointConfig, given)

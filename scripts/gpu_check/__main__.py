@@ -71,7 +71,8 @@ PARTS = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
+    start = time.perf_counter()
     parser = OptionParser(prog="python -m scripts.gpu_check", description=__doc__)
     add = parser.add_argument
     add(
@@ -98,12 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_options(parser, ModelOptions, ("model_path", "dtype", "allow_pickle"))
     add("--out", metavar="JSON", help="write the report here")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    start = time.perf_counter()
-    args = build_parser().parse_args(argv)
+    args = parser.parse_args(argv)
     _check(args)
     chosen = [part for part in PARTS if part.name in args.parts]
     is_real = args.device == REAL_DEVICE

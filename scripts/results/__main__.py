@@ -19,7 +19,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ def with_tables(text: str, folder: Path) -> str:
     return MARKED.sub(made, text)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = OptionParser(prog="python -m scripts.results", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     to_pack = commands.add_parser("pack", help="compress a folder's answer files")
@@ -67,11 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     from_pack.add_argument("pack", type=Path, metavar="PACK", help="file to read")
     from_pack.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
     commands.add_parser("tables", help="make the tables of all pages")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parser.parse_args(argv)
     if args.command == "pack":
         check_output(args.pack, "pack")
         pack(args.folder, args.pack)

@@ -50,7 +50,7 @@ SETTINGS = (
 OWN_OPTIONS = ("num_heads", "num_layers", "own_outputs", "draft_vocab")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = OptionParser(prog="python -m scripts.train_heads", description=__doc__)
     add = parser.add_argument
     add("--method", required=True, help=f"one of {', '.join(TRAINERS)}")
@@ -74,11 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the order of documents (%(default)s)")
     add("--dtype", default="auto", help="of the frozen model (float32 on a CPU)")
     add_options(parser, ModelOptions, ("device", "threads", "allow_pickle"))
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parser.parse_args(argv)
     if args.method not in TRAINERS:
         raise UserError(unknown_name("method", args.method, list(TRAINERS)))
     make = TRAINERS[args.method]

@@ -14,6 +14,7 @@ drafted, W hidden states side by side, H heads, d head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -83,7 +84,8 @@ class EagleTrainer(_NetworkTrainer):
         features, targets = hidden[:, :-2], hidden[:, 1:-1]
         noised = features + NOISE * (2 * torch.rand_like(features) - 1)
         positions = torch.arange(features.shape[1], device=features.device)
-        states = self.module(self._embedding(batch.token_ids[:, 1:-1]), noised, positions, _causal)
+        attend = partial(attend_rows, mask=None, is_causal=True)
+        states = self.module(self._embedding(batch.token_ids[:, 1:-1]), noised, positions, attend)
         learned = batch.is_learned[:, 2:]  # the tokens that are guessed
         states, targets = states[learned], targets[learned]  # [n, D]
         wanted, found = (self._head(one).float() for one in (targets, states))
@@ -214,11 +216,6 @@ def _shape_like(
         draft_vocab_size=min(draft_vocab or vocab_size, vocab_size),
         hidden_layers=hidden_layers,
     )
-
-
-def _causal(projected: Projected) -> torch.Tensor:
-    """Every row sees itself and those before it."""
-    return attend_rows(projected, None, is_causal=True)
 
 
 def _shifted(rows: torch.Tensor, places: int) -> torch.Tensor:
