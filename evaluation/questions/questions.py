@@ -11,7 +11,6 @@ from typing import Any
 
 from evaluation.questions.pinned_data import download_command
 from evaluation.questions.trajectories import (
-    are_messages,
     asked_places,
     text_of,
     todays_messages,
@@ -236,7 +235,11 @@ def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:
     conversation, messages = row.get("conversations"), row.get("messages")
     if "turns" in row:
         return {key: value for key, value in row.items() if key not in ("messages", "tools")}
-    if messages is not None and are_messages(messages):
+    if (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages)
+    ):
         return _trajectory(row, todays_messages(messages, where), place, where)
     if isinstance(conversation, list) and all(isinstance(said, dict) for said in conversation):
         said = [(message.get("from"), message.get("value")) for message in conversation]

@@ -16,15 +16,6 @@ Row = dict[str, Any]
 ASSISTANT, TOOL, OLD_TOOL = "assistant", "tool", "function"
 
 
-def are_messages(messages: Any) -> bool:
-    """Whether it is a list of messages."""
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages)
-    )
-
-
 def asked_places(messages: list[Row] | tuple[Row, ...]) -> list[int]:
     """Return the places of the assistant's messages that answer others: not of one that begins."""
     return [place for place, one in enumerate(messages) if one["role"] == ASSISTANT and place]

@@ -153,7 +153,13 @@ def _measured_group(
     """Measure a group; `reasons` gets a line for each method that cannot be measured."""
     floors = [entry for entry in found if entry.files[0].is_noise_floor]
     entries = [entry for entry in found if not entry.files[0].is_noise_floor]
-    _tell_apart(entries)
+    for entry in entries:  # the options in which entries of one method differ
+        others = [other.options for other in entries if other.method == entry.method]
+        entry.differing = {
+            name: entry.options[name]
+            for name in sorted(entry.options)
+            if any(options.get(name) != entry.options[name] for options in others)
+        }
     baseline = _find_baseline(conditions, entries, base)
     num_compared = max(1, len(entries) - 1)
     confidence = joint_confidence(num_compared)
@@ -187,17 +193,6 @@ def _measure_floor(
             "second runs; allowed: one first run and no more second runs; give those, or leave this file out"
         )
     return _measure(floors[0], first[0], bench, confidence)
-
-
-def _tell_apart(entries: list[Entry]) -> None:
-    """Find the options in which entries of one method differ."""
-    for entry in entries:
-        others = [other.options for other in entries if other.method == entry.method]
-        entry.differing = {
-            name: entry.options[name]
-            for name in sorted(entry.options)
-            if any(options.get(name) != entry.options[name] for options in others)
-        }
 
 
 def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str | None) -> Entry:

@@ -78,18 +78,15 @@ def _in_file(file: AnswerFile) -> Iterator[str]:
     outside = sum(not start - CLOCK_ERROR <= at <= end + CLOCK_ERROR for at in written)
     if outside:
         yield f"{outside} of {len(rows)} rows were written before its run began or after it ended"
-    seconds = sum(choice.seconds for row in rows for choice in row.choices)
-    if seconds > (end - start) * _at_a_time(file) + CLOCK_ERROR:
+    choices = [choice for row in rows for choice in row.choices]
+    seconds = sum(choice.seconds for choice in choices)
+    # How many answers may have been under way at a time whose seconds all count.
+    are_shared = all(choice.share_time for choice in choices)
+    parts = [record.values.get("num_workers"), len(record.values.get("merged_from") or ())]
+    parts.append(1 if are_shared else record.values.get("batch_size"))
+    at_a_time = math.prod(part for part in parts if isinstance(part, int) and part > 1)
+    if seconds > (end - start) * at_a_time + CLOCK_ERROR:
         yield f"answering took {seconds:.6g} s in all, its run {end - start:.6g} s"
-
-
-def _at_a_time(file: AnswerFile) -> int:
-    """Return how many answers may have been under way at a time whose seconds all count."""
-    values = file.record.values
-    parts = [values.get("num_workers"), len(values.get("merged_from") or ())]
-    is_shared = all(choice.share_time for row in file.rows for choice in row.choices)
-    parts.append(1 if is_shared else values.get("batch_size"))
-    return math.prod(part for part in parts if isinstance(part, int) and part > 1)
 
 
 def _between(file: AnswerFile, base: AnswerFile) -> Iterator[Broken]:
