@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from evaluation.answers.answer_file import check_overwritten, read_answers
-from evaluation.answers.record import RunRecord, not_resumed, sidecar_path, state_path
+from evaluation.answers.record import RunRecord, not_resumed, sidecar_path
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
@@ -47,7 +47,7 @@ class AnswerLog:
         _check_name(file)
         self.file = file
         self._meta_file = sidecar_path(file)
-        self._state_folder = state_path(file)
+        self._state_folder = sidecar_path(file, ".state")
         self._overwrite = overwrite
         self._is_new = not file.exists()
         self._descriptor = _open_locked(file)

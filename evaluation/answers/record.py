@@ -294,20 +294,13 @@ class RunRecord(JsonObject):
         return self.values.get(condition.key, UNKNOWN if default is NO_DEFAULT else default)
 
 
-def sidecar_path(path: str | Path) -> Path:
+def sidecar_path(path: str | Path, ending: str = ".meta.json") -> Path:
     """Return where an answer file's sidecar lies: `ANSWERS.jsonl` has `ANSWERS.meta.json`.
 
-    A `UserError` if `ANSWERS` is there too: its sidecar would have the same name.
+    Of the ending ".state" is the folder of what a method keeps across the questions. A `UserError` if `ANSWERS` is
+    there too: its sidecar would have the same name.
     """
-    return _beside(Path(path), ".meta.json")
-
-
-def state_path(path: str | Path) -> Path:
-    """Return the folder of what a method keeps across the questions of an answer file; errors as `sidecar_path`."""
-    return _beside(Path(path), ".state")
-
-
-def _beside(path: Path, ending: str) -> Path:
+    path = Path(path)
     name = path.name.removesuffix(".jsonl")
     namesake = path.with_name(name if name != path.name else f"{name}.jsonl")
     if namesake.is_file():
