@@ -128,7 +128,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors():
         runs = {bench: RunConfig.of(given | {"bench_name": bench}) for bench in benches}
         AnswerOptions(model_id=name)
-    _check_benches(benches, given.get("question_file"))
+    question_file = given.get("question_file")
+    if len(set(benches)) < len(benches):
+        raise UserError(f"bench_name: got {' '.join(benches)}; allowed: each once")
+    if question_file and len(benches) > 1:
+        raise UserError(
+            f"question_file: got it with --bench-name {' '.join(benches)}; leave one of them out"
+        )
+    for bench in benches:  # before the first of them is answered
+        question_file_of(bench, question_file)
     model_path = runs[benches[0]].model.model_path
     participants = participants_of(
         options.methods or DEFAULT_METHODS, model_path, options.draft_model
@@ -139,17 +147,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = out if is_one or not out else f"{out}/{bench}"
         codes.append(compare_methods(participants, run, folder, name, options.runs))
     return max(codes)
-
-
-def _check_benches(benches: Sequence[str], question_file: str | None) -> None:
-    """Refuse benchmarks that cannot be answered, before the first of them is."""
-    given = " ".join(benches)
-    if len(set(benches)) < len(benches):
-        raise UserError(f"bench_name: got {given}; allowed: each once")
-    if question_file and len(benches) > 1:
-        raise UserError(f"question_file: got it with --bench-name {given}; leave one of them out")
-    for bench in benches:
-        question_file_of(bench, question_file)
 
 
 if __name__ == "__main__":

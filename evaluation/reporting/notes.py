@@ -12,9 +12,9 @@ from evaluation.reporting.memory_age import order_notes
 from evaluation.reporting.tables import bounds_text, figure_text
 from evaluation.reporting.titles import (
     engine_text,
-    entry_options,
     group_facts,
     method_title,
+    options_text,
     shared_options,
     short_titles,
 )
@@ -100,7 +100,8 @@ def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
     notes += [f"{titles[row.entry.label]}: {note}" for row in group.rows for note in row.notes]
     shared = shared_options(group)
     for row in group.rows:
-        options = entry_options(row.entry, shared)
+        own = {name: value for name, value in row.entry.options.items() if name not in shared}
+        options = options_text(own, row.entry.method)
         if engine := engine_text(row.entry):
             notes.append(f"{titles[row.entry.label]}: {engine}")
         if options:

@@ -113,19 +113,16 @@ def markdown_table(
     ]
     # Three dashes are the least a Markdown table takes.
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = [place < num_text_columns for place in range(len(widths))]
-    rule = [
-        "-" * width if text else "-" * (width - 1) + ":"
-        for width, text in zip(widths, is_text, strict=True)
-    ]
-    padded = [
+    rule = ["-" * width for width in widths[:num_text_columns]]
+    rule += ["-" * (width - 1) + ":" for width in widths[num_text_columns:]]
+    aligned = [
         [
-            value.ljust(width) if text else value.rjust(width)
-            for value, width, text in zip(line, widths, is_text, strict=True)
+            value.ljust(width) if place < num_text_columns else value.rjust(width)
+            for place, (value, width) in enumerate(zip(line, widths, strict=True))
         ]
         for line in lines
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (aligned[0], rule, *aligned[1:]))
 
 
 def csv_of(table: pd.DataFrame) -> str:

@@ -218,12 +218,6 @@ def variant_title(entry: Entry) -> str:
     return title
 
 
-def entry_options(entry: Entry, shared: Mapping[str, Any]) -> str:
-    """Return the options of an entry in words, without those that all entries share."""
-    own = {name: value for name, value in entry.options.items() if name not in shared}
-    return options_text(own, entry.method)
-
-
 def engine_text(entry: Entry) -> str:
     """Return what another program said of itself, such as "xllamacpp 2026.10; AVX2 FMA"; empty of our methods."""
     said = [file.record.engine for file in entry.files]
@@ -258,19 +252,6 @@ def group_facts(groups: Sequence[Group]) -> list[dict[str, str]]:
     return found
 
 
-def software_text(group: Group) -> str:
-    """Return the versions of the packages that a group's answers were made with; empty if unknown."""
-    recorded = [file.record.values.get("versions") for file in group.files]
-    found = {
-        f"{name} {versions[name]}"
-        for versions in recorded
-        if isinstance(versions, dict)
-        for name in SOFTWARE
-        if name in versions
-    }
-    return ", ".join(sorted(found))
-
-
 def _facts(group: Group) -> dict[str, str]:
     facts = group.facts
     usual = {item.key: str(item.default) for item in conditions(Use.COMPARED)} | SILENT
@@ -284,13 +265,16 @@ def _facts(group: Group) -> dict[str, str]:
     model = _model_title(group)
     asked = [BENCH_TITLES.get(facts["bench"], facts["bench"])]
     if not _is_of_benchmark(facts["bench"], facts["question_file"]):
-        known = {str(file.record.values.get("question_file_name") or "") for file in group.files}
-        asked = sorted(known - {""}) or [f"a question file of its own ({facts['question_file']})"]
+        names = {str(file.record.values.get("question_file_name") or "") for file in group.files}
+        asked = sorted(names - {""}) or [f"a question file of its own ({facts['question_file']})"]
     asked.append(options_text(shared_options(group)))
     parts = {"Model": [model], "Questions asked": asked}
-    for heading, names in HEADINGS.items():
-        parts[heading] = [words.pop(name) for name in names]
-    parts["Software"].insert(0, software_text(group))
+    for heading, conditions_below in HEADINGS.items():
+        parts[heading] = [words.pop(name) for name in conditions_below]
+    recorded = [file.record.values.get("versions") for file in group.files]
+    known = [versions for versions in recorded if isinstance(versions, dict)]
+    software = {f"{name} {one[name]}" for one in known for name in SOFTWARE if name in one}
+    parts["Software"][:0] = sorted(software)
     parts["Further"] = list(words.values())
     texts = {name: ", ".join(filter(None, texts)) for name, texts in parts.items()}
     texts["Device"] = texts["Device"] or "device not recorded"
