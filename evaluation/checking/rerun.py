@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from evaluation.answers.differences import Difference, first_difference
 from evaluation.answers.record import UNKNOWN, RunRecord, Use, check_weights, keys
@@ -154,11 +154,6 @@ class Replay(ModelJudge):
         return self._judge.judge(self._prompt(place), (first, second), self._drafters)
 
 
-class _Text(NamedTuple):
-    token_ids: list[int]
-    others: list[int]  # that may stand for the first differing one
-
-
 class ServedReplay(ModelJudge):
     """Two answer files of which a server wrote one or both, with the model that judges them.
 
@@ -192,36 +187,33 @@ class ServedReplay(ModelJudge):
                 yield self._prompt(place), ids[place[2]]
 
     def _verdict(self, place: TurnKey) -> Judgement:
-        first, second = self._texts(place)
-        with user_errors():
-            return self._judge.judge_served(
-                self._prompt(place),
-                (first.token_ids, second.token_ids),
-                (first.others, second.others),
-            )
-
-    def _texts(self, place: TurnKey) -> tuple[_Text, _Text]:
         choices = [self._choice(side, place) for side in (0, 1)]
         turn = place[2]
         if all(turn < len(choice.token_ids) for choice in choices):
-            one, other = (_Text(choice.token_ids[turn], []) for choice in choices)
-            return one, other
-        texts = [choice.turns[turn] for choice in choices]
-        ids = [self._tokens(text) for text in texts]
-        position = first_difference(*ids)
-        begin = len(self._tokenizer.decode(ids[0][:position]))
-        first, second = (
-            self._from_text(text, tokens, position, begin)
-            for text, tokens in zip(texts, ids, strict=True)
-        )
-        return first, second
+            texts = [choice.token_ids[turn] for choice in choices]
+            others: list[list[int]] = [[], []]
+        else:
+            texts, others = self._tokenised([choice.turns[turn] for choice in choices])
+        with user_errors():
+            return self._judge.judge_served(
+                self._prompt(place), (texts[0], texts[1]), (others[0], others[1])
+            )
 
-    def _from_text(self, text: str, token_ids: list[int], position: int, begin: int) -> _Text:
-        if position == len(token_ids):  # it ended here
-            return _Text([*token_ids, *self._eos_ids[:1]], self._eos_ids)
-        pieces = (text[begin : begin + size] for size in range(1, LONGEST_TOKEN))
-        found = [self._tokens(piece) for piece in dict.fromkeys(pieces) if piece]
-        return _Text(token_ids, [ids[0] for ids in found if len(ids) == 1])
+    def _tokenised(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the tokens of two texts, and of each others that may stand for its first differing one."""
+        found = [self._tokens(text) for text in texts]
+        position = first_difference(*found)
+        begin = len(self._tokenizer.decode(found[0][:position]))
+        others = []
+        for text, token_ids in zip(texts, found, strict=True):
+            if position == len(token_ids):  # it ended here
+                token_ids += self._eos_ids[:1]
+                others.append(self._eos_ids)
+            else:
+                pieces = (text[begin : begin + size] for size in range(1, LONGEST_TOKEN))
+                ids = [self._tokens(piece) for piece in dict.fromkeys(pieces) if piece]
+                others.append([one[0] for one in ids if len(one) == 1])
+        return found, others
 
     def _tokens(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
