@@ -44,7 +44,13 @@ class AnswerLog:
     """
 
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
-        _check_name(file)
+        # The longest name beside it is the sidecar's until it is whole.
+        num_bytes, most = len(os.fsencode(file.name)), LONGEST_NAME - LONGEST_ENDING
+        if num_bytes > most:
+            raise UserError(
+                f"answer file {file}: its name has {num_bytes} bytes; allowed: at most {most}; give a shorter "
+                "--model-id, or an --answer-file"
+            )
         self.file = file
         self._meta_file = sidecar_path(file)
         self._state_folder = sidecar_path(file, ".state")
@@ -189,16 +195,6 @@ class AnswerLog:
                 limits = (found.get(key), mine[key])
                 ranges[key] = None if None in limits else outer(limits)
         return {**found, **ranges, **is_open, "resumed": resumed}
-
-
-def _check_name(file: Path) -> None:
-    """Refuse a name that leaves no room for the longest name beside it, the sidecar's until it is whole."""
-    num_bytes, most = len(os.fsencode(file.name)), LONGEST_NAME - LONGEST_ENDING
-    if num_bytes > most:
-        raise UserError(
-            f"answer file {file}: its name has {num_bytes} bytes; allowed: at most {most}; give a shorter "
-            "--model-id, or an --answer-file"
-        )
 
 
 def _open_locked(file: Path) -> int:

@@ -165,7 +165,17 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     with file.open("rb") as content:
         beginning = content.read(4)
     if beginning == b"PAR1":
-        rows = _parquet_rows(file)
+        import pandas as pd  # imported late: JSON needs none of it
+
+        try:
+            frame = pd.read_parquet(file)
+        except ImportError:
+            raise UserError(
+                f"{what}: is Parquet, which needs pyarrow; pip install pyarrow"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{what}: cannot be read as Parquet: {first_line(error)}") from error
+        rows: list[Any] = json.loads(frame.to_json(orient="records"))
         yield from ((f"{what}, row {place}", row) for place, row in enumerate(rows, start=1))
         return
     if beginning.startswith(b"\x1f\x8b"):
@@ -180,23 +190,6 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             where = f"{what}, line {number}"
             yield where, parse_json(line, where)
-
-
-def _parquet_rows(file: Path) -> list[Any]:
-    import pandas as pd  # imported late: JSON needs none of it
-
-    try:
-        frame = pd.read_parquet(file)
-    except ImportError:
-        raise UserError(
-            f"question file {file}: is Parquet, which needs pyarrow; pip install pyarrow"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"question file {file}: cannot be read as Parquet: {first_line(error)}"
-        ) from error
-    rows: list[Any] = json.loads(frame.to_json(orient="records"))
-    return rows
 
 
 def _checked(row: dict[str, Any], where: str) -> Question:

@@ -106,7 +106,12 @@ def group_notes(group: Group, baseline: pd.Series | None) -> list[str]:
             notes.append(f"{titles[row.entry.label]}: {engine}")
         if options:
             notes.append(f"{titles[row.entry.label]}: {options}")
-    notes += _run_notes(group, titles)
+    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
+    if max(runs.values()) > 1:
+        counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
+        if len(set(runs.values())) == 1:
+            counts = f"{max(runs.values())} of each method"
+        notes.append(f"± is the standard deviation over runs: {counts}")
     if baseline is not None:
         notes.append(_published_speed_note(group, titles, baseline))
     return notes
@@ -230,16 +235,6 @@ def _value_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return str(value)
-
-
-def _run_notes(group: Group, titles: Mapping[str, str]) -> Iterator[str]:
-    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
-    if max(runs.values()) == 1:
-        return
-    counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
-    if len(set(runs.values())) == 1:
-        counts = f"{max(runs.values())} of each method"
-    yield f"± is the standard deviation over runs: {counts}"
 
 
 def _published_speed_note(group: Group, titles: Mapping[str, str], baseline: pd.Series) -> str:
