@@ -196,14 +196,11 @@ class Client:
                 f"endpoint {self.url}: /v1/models answers {answer.status_code} without a list of models; give "
                 "the address of an OpenAI-compatible server, or its API key (--api-key-env)"
             ) from None
+        has = f"{self.url} has {', '.join(names) or 'no model'}"
         if given is None and len(names) != 1:
-            raise UserError(
-                f"served_model: got none; {self.url} has {', '.join(names) or 'no model'}; name one"
-            )
+            raise UserError(f"served_model: got none; {has}; name one")
         if given is not None and given not in names:
-            raise UserError(
-                f"served_model: got {given}; {self.url} has {', '.join(names) or 'no model'}"
-            )
+            raise UserError(f"served_model: got {given}; {has}")
         return given or names[0]
 
     def _refused(self, answer: Any) -> Any:

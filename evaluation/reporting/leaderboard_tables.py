@@ -6,7 +6,7 @@ All formats of the command (`leaderboard.py`) are made from these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from evaluation.scoring.figures import (
     EXACT_SPEEDUPS,
     OVERALL,
     SPEC_BENCH_TASKS,
-    RunFigures,
     in_task_order,
     quotient,
 )
@@ -44,17 +43,6 @@ QUESTION_COLUMNS = ("tokens", "steps", "accepted", "seconds", "decode_seconds", 
 # Columns of the CSV beside those of measured rows.
 OTHER_COLUMNS = ("kind", "source", "conditions", "differs", "note")
 METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
-SERVING_HEADER = [
-    "Server",
-    "Requests",
-    "Tokens/s",
-    "First token, ms",
-    "90%",
-    "Between tokens, ms",
-    "90% ",
-]
-SERVING_HEADER += ["Tokens a step", "Prompt cached %"]
-SERVING_CAPTION = "What clients of servers waited: medians and 90th percentiles over turns"
 CACHED = (
     "Prompts from a prefix cache cost less than those before them: start the server without one"
 )
@@ -102,8 +90,7 @@ def exact_table(group: Group) -> Table:
     base = baseline_title(group)
     titles = short_titles(group)
     header = [METHOD, "Speed-up", "Tokens/s", "Decode speed-up", "Decode tokens/s", "MAT"]
-    header += ["Other answers"]
-    header += ["Break-even MAT", "CPU ms / token", f"CPU / {base}"]
+    header += ["Other answers", "Break-even MAT", "CPU ms / token", f"CPU / {base}"]
     rows = [
         [
             Cell(titles[row.entry.label]),
@@ -179,7 +166,10 @@ def serving_table(rows: Mapping[str, Sequence[AnswerRow]]) -> Table:
             100 * cached,
         ]
         lines.append([Cell(name), Cell(str(len(turns)), len(turns)), *map(figure_cell, figures)])
-    return Table(SERVING_CAPTION, SERVING_HEADER, lines, notes=[CACHED] if is_cached else [])
+    header = ["Server", "Requests", "Tokens/s", "First token, ms", "90%", "Between tokens, ms"]
+    header += ["90% ", "Tokens a step", "Prompt cached %"]
+    caption = "What clients of servers waited: medians and 90th percentiles over turns"
+    return Table(caption, header, lines, notes=[CACHED] if is_cached else [])
 
 
 def overview_table(groups: Sequence[Group]) -> Table:
@@ -221,8 +211,8 @@ def _batch_table(by_size: Mapping[int, Group]) -> Table:
         (row,) = (row for row in smallest.rows if row.entry is smallest.baseline)
         alone = row.figures.figure(OVERALL, "exact_tokens_per_second")
     header = [METHOD, "Batch size", "Tokens/s", f"Over {base} of that size"]
-    header += ["Decode speed-up", f"Over {base} one by one", "MAT", "Other answers"]
-    header += ["Texts under way"]
+    header += ["Decode speed-up", f"Over {base} one by one", "MAT"]
+    header += ["Other answers", "Texts under way"]
     rows = []
     for size, group in sorted(by_size.items()):
         titles = entry_titles(group)
@@ -307,23 +297,19 @@ def measured_rows(group: Group, baseline: pd.Series | None) -> Iterator[dict[str
         row["texts_under_way"] = _texts_under_way(measured)
         base_speed = math.nan if baseline is None else baseline["tokens_per_second"]
         row["over_published_baseline"] = row["tokens_per_second"] / base_speed
-        yield head | _task_columns(figures, tasks, {*head, *row, *OTHER_COLUMNS}) | row
-
-
-def _task_columns(figures: RunFigures, tasks: Sequence[str], taken: Set[str]) -> dict[str, float]:
-    """Return each task's speed-up; a task, which may have any name, is `task NAME` where its columns are taken."""
-    columns: dict[str, float] = {}
-    for task in tasks:
-        values = (
-            figures.figure(task, "speedup"),
-            figures.spread(task, "speedup"),
-            *figures.interval(task, "speedup"),
-        )
+        columns: dict[str, float] = {}
         endings = ("", "_std", "_low", "_high")
-        is_free = not any(f"{task}{ending}" in {*columns, *taken} for ending in endings)
-        name = task if is_free else f"task {task}"
-        columns |= {f"{name}{ending}": value for ending, value in zip(endings, values, strict=True)}
-    return columns
+        for task in tasks:
+            values = (
+                figures.figure(task, "speedup"),
+                figures.spread(task, "speedup"),
+                *figures.interval(task, "speedup"),
+            )
+            # A task may have any name: it is `task NAME` where its columns are taken.
+            taken = {*columns, *head, *row, *OTHER_COLUMNS}
+            name = f"task {task}" if taken & {task + ending for ending in endings} else task
+            columns |= {name + ending: it for ending, it in zip(endings, values, strict=True)}
+        yield head | columns | row
 
 
 def csv_text(
