@@ -36,7 +36,7 @@ from evaluation.answers.step_figures import (
 from evaluation.reporting.tables import Cell, Table, figure_cell, json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
-from model.serve.acceptance import AcceptanceCounts
+from model.serve.acceptance import vllm_fields
 
 PROFILE, VLLM = "speculation-profile", "vllm"
 # How far a profile's mean may be from 1 + the sum of the marginal rates.
@@ -87,10 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_whole(options.out, json.dumps(profile, indent=2) + "\n")
     elif options.to == VLLM:
         lines = [
-            {
-                "prompt_tokens": turn.prompt_tokens,
-                "metrics": AcceptanceCounts(turn.steps).vllm_fields(),
-            }
+            {"prompt_tokens": turn.prompt_tokens, "metrics": vllm_fields(turn.steps)}
             for turn in turns
         ]
         write_whole(options.out, "".join(json.dumps(line) + "\n" for line in lines))

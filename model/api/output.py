@@ -127,6 +127,8 @@ class StreamPiece:
     @property
     def finish_reason(self) -> str | None:
         """Why the text ended, as of `GenerateOutput`; None if it goes on."""
+        if self.stop_string is not None:  # of which the record of a server's step knows nothing
+            return "stop"
         return FINISH_REASONS[self.record.stop_reason] if self.record.stop_reason else None
 
     def __str__(self) -> str:

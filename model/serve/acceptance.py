@@ -6,7 +6,7 @@ vLLM's counters, and the benches that read them, leave out steps without a draft
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # it imports torch, which reports do without
@@ -29,37 +29,26 @@ class StepCounts(NamedTuple):
         return cls(tokens, record.num_nodes - 1, accepted, record.tree.topology.max_depth)
 
 
-@dataclass(slots=True)
-class AcceptanceCounts:
-    """The steps of one answer, or of several, in order."""
+def vllm_fields(steps: Sequence[StepCounts]) -> dict[str, Any]:
+    """Return `metrics.speculative_decoding` as vLLM's at its level "detailed" (0.32.0, `stats.py`).
 
-    steps: list[StepCounts] = field(default_factory=list)
-
-    @property
-    def accept_lengths(self) -> list[int]:
-        """Tokens of each step; they sum to the number of new tokens."""
-        return [step.tokens for step in self.steps]
-
-    def vllm_fields(self) -> dict[str, Any]:
-        """Return `metrics.speculative_decoding` as vLLM's at its level "detailed" (0.32.0, `stats.py`).
-
-        Steps without a draft are left out, as there. Of trees `num_spec_tokens` is the depth of the deepest draft,
-        and drafted tokens are nodes.
-        """
-        drafted = [step for step in self.steps if step.drafted]
-        num_accepted = sum(step.accepted for step in drafted)
-        num_drafted = sum(step.drafted for step in drafted)
-        histogram = [0] * (1 + max((step.depth for step in drafted), default=0))
-        for step in drafted:
-            histogram[step.accepted] += 1
-        return {
-            "mean_acceptance_length": 1 + num_accepted / len(drafted) if drafted else 1.0,
-            "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else 0.0,
-            "acceptance_histogram": histogram,
-            "num_spec_steps": len(drafted),
-            "num_accepted_draft_tokens": num_accepted,
-            "num_draft_tokens": num_drafted,
-            "num_spec_tokens": len(histogram) - 1,
-            "per_step_accepted": [step.accepted for step in drafted],
-            "per_step_drafted": [step.drafted for step in drafted],
-        }
+    Steps without a draft are left out, as there. Of trees `num_spec_tokens` is the depth of the deepest draft,
+    and drafted tokens are nodes.
+    """
+    drafted = [step for step in steps if step.drafted]
+    num_accepted = sum(step.accepted for step in drafted)
+    num_drafted = sum(step.drafted for step in drafted)
+    histogram = [0] * (1 + max((step.depth for step in drafted), default=0))
+    for step in drafted:
+        histogram[step.accepted] += 1
+    return {
+        "mean_acceptance_length": 1 + num_accepted / len(drafted) if drafted else 1.0,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(drafted),
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_tokens": len(histogram) - 1,
+        "per_step_accepted": [step.accepted for step in drafted],
+        "per_step_drafted": [step.drafted for step in drafted],
+    }

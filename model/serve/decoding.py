@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from queue import Full
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,38 +24,25 @@ from prometheus_client import (
 )
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.output import FINISH_REASONS, Logprobs, TokenLogprob
-from ..api.texts import TextStream
-from ..engine.sequence import Request
+from ..api.output import StreamPiece
+from ..api.texts import Text, TextStream
 from ..engine.step import StepRecord
-from .acceptance import AcceptanceCounts, StepCounts
+from .acceptance import StepCounts
 
 logger = logging.getLogger(__name__)
 
 LABELS = ("model_name", "engine")
 
 
-class Piece(NamedTuple):
-    """What a step adds to an answer."""
-
-    text: str  # whole characters, none of which could belong to a stop string
-    token_ids: Sequence[int]  # up to the one that completes a stop string
-    finish_reason: str | None  # OpenAI's word for why the text ended; None if it goes on
-    logprobs: list[TokenLogprob]  # if they were asked for
-
-
 @dataclass(eq=False, slots=True)
 class Job:
     """A request on its way through the decoding thread; times are `time.monotonic`."""
 
-    request: Request
-    send: Callable[[Piece | Exception], None]  # called in the decoding thread
-    tokenizer: Any
-    stop: Sequence[str] = ()  # strings before which the text ends
-    logprobs: Logprobs | None = None  # also a processor of the request's rule
+    text: Text  # its stop strings, before which it ends, are none of its request's
+    send: Callable[[StreamPiece | Exception], None]  # called in the decoding thread
     deadline: float = float("inf")
     is_cancelled: bool = False  # set from any thread; the text leaves before the next step
-    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)  # the steps so far
+    steps: list[StepCounts] = field(default_factory=list)  # so far
     # Of its arrival, its admission, its first and last piece.
     asked: float = field(default_factory=time.monotonic)
     begun: float = 0.0
@@ -64,7 +51,7 @@ class Job:
     _stream: TextStream = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stream = TextStream(self.tokenizer, self.stop)
+        self._stream = TextStream(self.text.tokenizer, self.text.stop)
 
     def is_over(self, now: float) -> bool:
         """Whether nobody waits for it any more."""
@@ -73,30 +60,22 @@ class Job:
     @property
     def num_new(self) -> int:
         """New tokens so far."""
-        return sum(self.acceptance.accept_lengths)
+        return sum(step.tokens for step in self.steps)
 
-    def piece(self, record: StepRecord) -> Piece:
-        """Take a step; return what it adds to the answer."""
-        text, count, reason = self._text(record)
+    def piece(self, record: StepRecord) -> StreamPiece:
+        """Take a step; return what it adds to the answer, up to the token that completes a stop string."""
+        shown, count, most = "", 0, len(record.tokens)
+        size = 1 if self.text.stop else most
+        while count < most and self._stream.stop_string is None:
+            tokens = record.tokens[count : count + size]
+            count += size
+            shown += self._stream.add(tokens, record.stop_reason is not None and count == most)
         tokens = record.tokens[:count]
-        self.acceptance.steps.append(StepCounts.of(record, count))
+        self.steps.append(StepCounts.of(record, count))
         self.last = time.monotonic()
         self.first = self.first or self.last
-        logprobs = self.logprobs.take(tokens) if self.logprobs else []
-        return Piece(text, tokens, reason, logprobs)
-
-    def _text(self, record: StepRecord) -> tuple[str, int, str | None]:
-        """Return the text that a step adds, the number of its tokens that count, and why the text ends."""
-        tokens, ended = record.tokens, record.stop_reason is not None
-        reason = FINISH_REASONS[record.stop_reason] if record.stop_reason else None
-        if not self.stop:
-            return self._stream.add(tokens, is_last=ended), len(tokens), reason
-        shown = ""
-        for count, token in enumerate(tokens, 1):
-            shown += self._stream.add([token], ended and count == len(tokens))
-            if self._stream.stop_string is not None:
-                return shown, count, "stop"
-        return shown, len(tokens), reason
+        logprobs = self.text.logprobs.take(tokens) if self.text.logprobs else None
+        return StreamPiece(shown, tokens, record, self._stream.stop_string, logprobs)
 
     def times(self) -> dict[str, float | None]:
         """Return the times of the answer in the fields of vLLM's responses."""
@@ -166,10 +145,6 @@ class Counters:
         return self._new(name, text).labels(*self._values)
 
 
-class QueueFullError(Exception):
-    """As many requests wait as may."""
-
-
 class DecodingThread(threading.Thread):
     """Decodes requests in the order in which they came, several in each pass; nobody else uses the decoder."""
 
@@ -190,14 +165,14 @@ class DecodingThread(threading.Thread):
         """Let a request wait for a place; callable from any thread.
 
         Raises:
-            QueueFullError: if too many wait.
+            queue.Full: if too many wait.
             RuntimeError: if nothing is decoded any more.
         """
         with self._changed:
             if self._is_closing:
                 raise RuntimeError("the decoding thread has ended")
             if len(self._waiting) >= self._max_queue + (self._size - len(self._running)):
-                raise QueueFullError
+                raise Full
             self._waiting.append(job)
             self._changed.notify()
 
@@ -254,11 +229,11 @@ class DecodingThread(threading.Thread):
                 self._running.add(job)
             job.begun = time.monotonic()
             try:
-                self._batch.add(job, job.request)
+                self._batch.add(job, job.text.request)
             except Exception as error:  # such as no memory for its rows
                 self._failed(job, error)
             else:
-                self.counters.prompt.inc(len(job.request.prompt_ids))
+                self.counters.prompt.inc(len(job.text.request.prompt_ids))
 
     def _step(self) -> None:
         try:
@@ -284,7 +259,7 @@ class DecodingThread(threading.Thread):
                 self._batch.remove(job)
             self._failed(job, error)
             return
-        self.counters.step(job.acceptance.steps[-1])
+        self.counters.step(job.steps[-1])
         if piece.finish_reason is not None:
             self.counters.end(piece.finish_reason)
             self._running.discard(job)

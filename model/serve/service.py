@@ -8,14 +8,17 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from queue import Full
 from typing import Any
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.output import Logprobs, TokenLogprob
+from ..api.output import StreamPiece, TokenLogprob
 from ..api.prompts import chat_ids, prompt_ids_of
 from ..api.text_options import TextOptions, Texts
-from ..engine.sequence import Request
-from .decoding import DecodingThread, Job, Piece, QueueFullError
+from ..api.texts import Text
+from .acceptance import vllm_fields
+from .decoding import DecodingThread, Job
 from .options import ServeOptions
 from .protocol import ChatRequest, CompletionRequest, Refusal, TextRequest
 
@@ -27,18 +30,18 @@ MARK = "q8Zsystem"
 
 
 class Reply:
-    """The answer to one request, seen from the event loop: whole, or as chunks of a stream.
+    """The answer to one request, seen from the event loop: whole, or as chunks of a stream; of `/v1/completions`.
 
     The job is its text in the decoding thread, which sends what arrives; its figures are read when it has ended.
     """
 
-    prefix, whole_object, chunk_object = "", "", ""
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,
         asked: TextRequest,
         job: Job,
-        arrived: asyncio.Queue[Piece | Exception],
+        arrived: asyncio.Queue[StreamPiece | Exception],
         name: str,
         seconds: float,
     ) -> None:
@@ -58,7 +61,7 @@ class Reply:
 
         self._watcher = asyncio.create_task(watching())  # else nobody holds it
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[StreamPiece, None]:
         """Yield the pieces of the answer; closing the iteration gives it up.
 
         Raises:
@@ -82,11 +85,11 @@ class Reply:
         """Return the whole answer; raises Refusal as `pieces`."""
         async with aclosing(self.pieces()) as arriving:
             pieces = [piece async for piece in arriving]
-        one = Piece(
-            "".join(piece.text for piece in pieces),
-            [token for piece in pieces for token in piece.token_ids],
-            pieces[-1].finish_reason,
-            [item for piece in pieces for item in piece.logprobs],
+        one = replace(
+            pieces[-1],
+            text="".join(piece.text for piece in pieces),
+            token_ids=[token for piece in pieces for token in piece.token_ids],
+            logprobs=[item for piece in pieces for item in piece.logprobs or ()],
         )
         reply = self._of(self.whole_object, self._choice(one, self._message(one.text)))
         return {**reply, "usage": self._usage(), "metrics": self._metrics()}
@@ -117,44 +120,49 @@ class Reply:
         reply: dict[str, Any] = {**self._head, "object": kind, "created": self._created}
         return {**reply, "choices": list(choices)}
 
-    def _choice(self, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
-        logprobs = self._logprobs(piece.logprobs) if self._job.logprobs else None
+    def _choice(self, piece: StreamPiece, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs = self._logprobs(piece.logprobs or []) if self._job.text.logprobs else None
         choice = {"index": 0, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         if self._asked.return_token_ids:
             choice["token_ids"] = list(piece.token_ids)
             if not self._is_begun:
-                choice["prompt_token_ids"] = list(self._job.request.prompt_ids)
+                choice["prompt_token_ids"] = list(self._job.text.request.prompt_ids)
         return choice
 
     def _usage(self) -> dict[str, int]:
-        num_prompt, num_new = len(self._job.request.prompt_ids), self._job.num_new
+        num_prompt, num_new = len(self._job.text.request.prompt_ids), self._job.num_new
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new}
         return {**usage, "total_tokens": num_prompt + num_new}
 
     def _metrics(self) -> dict[str, Any]:
         """Return vLLM's fields, and every step under a name of our own."""
-        acceptance = self._job.acceptance
-        lengths = acceptance.accept_lengths
+        lengths = [step.tokens for step in self._job.steps]
         own = {
             "num_steps": len(lengths),
             "tokens_per_step": sum(lengths) / len(lengths),
             "accept_lengths": lengths,
         }
         found: dict[str, Any] = {**self._job.times(), "token_recycling": own}
-        return {**found, "speculative_decoding": acceptance.vllm_fields()}
+        return {**found, "speculative_decoding": vllm_fields(self._job.steps)}
 
     def _token(self, token_id: int) -> str:
-        text: str = self._job.tokenizer.decode([token_id])
+        text: str = self._job.text.tokenizer.decode([token_id])
         return text
 
     def _message(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        return {"text": text}
 
     def _delta(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        return {"text": text}
 
     def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
-        raise NotImplementedError
+        offsets, tokens = [], [self._token(item.token_id) for item in items]
+        for token in tokens:
+            offsets.append(self._num_letters)
+            self._num_letters += len(token)
+        top = [{self._token(token): value for token, value in item.top} for item in items]
+        found: dict[str, Any] = {"tokens": tokens, "text_offset": offsets, "top_logprobs": top}
+        return {**found, "token_logprobs": [item.logprob for item in items]}
 
 
 class ChatReply(Reply):
@@ -181,27 +189,6 @@ class ChatReply(Reply):
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-class CompletionReply(Reply):
-    """The answer to `/v1/completions`."""
-
-    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offsets, tokens = [], [self._token(item.token_id) for item in items]
-        for token in tokens:
-            offsets.append(self._num_letters)
-            self._num_letters += len(token)
-        top = [{self._token(token): value for token, value in item.top} for item in items]
-        found: dict[str, Any] = {"tokens": tokens, "text_offset": offsets, "top_logprobs": top}
-        return {**found, "token_logprobs": [item.logprob for item in items]}
-
-
 class Service:
     """Answers requests for one model by its name; `thread`, which decodes, is to be started."""
 
@@ -224,26 +211,25 @@ class Service:
             said = f"model: got {asked.model!r}; allowed: {self._name}"
             raise Refusal(said, 404, "model_not_found")
         # A long prompt takes its time; streams go on meanwhile.
-        request, logprobs = await asyncio.to_thread(self._request, asked)
+        text = await asyncio.to_thread(self._text, asked)
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        arrived: asyncio.Queue[StreamPiece | Exception] = asyncio.Queue()
 
-        def send(item: Piece | Exception) -> None:
+        def send(item: StreamPiece | Exception) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
-        tokenizer, stop = self._decoder.tokenizer, asked.stop_strings
-        job = Job(request, send, tokenizer, stop, logprobs, deadline)
-        kind = ChatReply if isinstance(asked, ChatRequest) else CompletionReply
+        job = Job(text, send, deadline)
+        kind = ChatReply if isinstance(asked, ChatRequest) else Reply
         try:
             self.thread.submit(job)
-        except QueueFullError:
+        except Full:
             raise Refusal("the queue is full; try again later", 503, "queue_full") from None
         except RuntimeError as error:
             raise Refusal(str(error), 503) from error
         return kind(asked, job, arrived, self._name, self.options.request_seconds)
 
-    def _request(self, asked: TextRequest) -> tuple[Request, Logprobs | None]:
+    def _text(self, asked: TextRequest) -> Text:
         limits = self.options
         limit = asked.limit or limits.max_new_tokens
         if limit > limits.max_new_tokens:
@@ -267,7 +253,7 @@ class Service:
             )
             target = self._decoder.target
             text = Texts(target, self._decoder.tokenizer, options).text(prompt_ids)
-            return text.request.checked(target), text.logprobs
+            return replace(text, request=text.request.checked(target), stop=asked.stop_strings)
         except ValueError as error:
             raise Refusal(str(error)) from error
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from model import SpeculativeDecoder
-from model.serve.acceptance import AcceptanceCounts, StepCounts
+from model.serve.acceptance import StepCounts, vllm_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "data/demo/model"
@@ -206,7 +206,7 @@ class Ours:
 def _answered(decoder: SpeculativeDecoder, prompts: list[Any]) -> tuple[list[str], Figures]:
     outputs = [decoder.generate(prompt, max_new_tokens=LIMIT) for prompt in prompts]
     steps = [StepCounts.of(step) for output in outputs for step in output.steps]
-    length = AcceptanceCounts(steps).vllm_fields()["mean_acceptance_length"]
+    length = vllm_fields(steps)["mean_acceptance_length"]
     return [one.text for one in outputs], Figures(sum(step.tokens for step in steps), length)
 
 

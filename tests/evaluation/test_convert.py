@@ -23,7 +23,7 @@ from evaluation.answers.step_figures import (
 )
 from evaluation.convert import main
 from model.commands.command_line import UserError
-from model.serve.acceptance import AcceptanceCounts, StepCounts
+from model.serve.acceptance import StepCounts, vllm_fields
 from tests.evaluation.answers.answer_rows import make_row
 from tests.evaluation.conftest import read_meta, read_rows, run, write_rows
 
@@ -118,7 +118,7 @@ def test_a_server_s_steps_are_those_of_its_fields_and_the_plain_ones() -> None:
     row = _row(1, "qa", FIRST)
     choice = row["choices"][0]
     (ours,) = turn_steps([AnswerRow.of(row)])
-    choice["speculative_decoding"] = [AcceptanceCounts(ours.steps).vllm_fields()]
+    choice["speculative_decoding"] = [vllm_fields(ours.steps)]
     del choice["accept_lengths"]
     (served,) = turn_steps([AnswerRow.of(row)])
     assert sorted(served.steps) == sorted(ours.steps)

@@ -9,7 +9,7 @@ import pytest
 
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
-from model.serve.acceptance import AcceptanceCounts, StepCounts
+from model.serve.acceptance import StepCounts, vllm_fields
 from tests.model.api.test_decoder import decoder_for, demo
 
 CHAIN = DraftTree.chain([5, 6, 7, 8])
@@ -27,9 +27,9 @@ RECORDS = [
 
 
 def test_steps_without_a_draft_count_here_and_not_in_the_fields_of_vllm() -> None:
-    acceptance = AcceptanceCounts([StepCounts.of(record) for record in RECORDS])
-    assert acceptance.accept_lengths == [3, 1, 3, 1, 2]
-    assert acceptance.vllm_fields() == {
+    steps = [StepCounts.of(record) for record in RECORDS]
+    assert [step.tokens for step in steps] == [3, 1, 3, 1, 2]
+    assert vllm_fields(steps) == {
         "mean_acceptance_length": 1 + 6 / 4,
         "draft_acceptance_rate": 6 / 12,
         "acceptance_histogram": [1, 0, 3, 0],
@@ -47,9 +47,9 @@ def test_tokens_after_a_stop_string_are_no_accepted_ones() -> None:
 
 
 def test_an_answer_without_drafts_has_all_fields() -> None:
-    fields = AcceptanceCounts([StepCounts.of(RECORDS[1])]).vllm_fields()
+    fields = vllm_fields([StepCounts.of(RECORDS[1])])
     assert fields["mean_acceptance_length"] == 1 and fields["acceptance_histogram"] == [0]
-    assert AcceptanceCounts().vllm_fields() == {**fields}
+    assert vllm_fields([]) == {**fields}
 
 
 @pytest.mark.parametrize("method", ["recycling", "pld", "hybrid"])
@@ -57,10 +57,10 @@ def test_the_sums_of_real_answers_agree(method: str) -> None:
     output = decoder_for(method, *demo()).generate(
         "USER: Tell me of a boat. ASSISTANT:", max_new_tokens=40
     )
-    acceptance = AcceptanceCounts([StepCounts.of(step) for step in output.steps])
-    fields = acceptance.vllm_fields()
+    steps = [StepCounts.of(step) for step in output.steps]
+    fields = vllm_fields(steps)
     histogram = fields["acceptance_histogram"]
-    assert acceptance.accept_lengths == output.accept_lengths
+    assert [step.tokens for step in steps] == output.accept_lengths
     assert sum(histogram) == fields["num_spec_steps"] > 0
     assert sum(j * count for j, count in enumerate(histogram)) == sum(fields["per_step_accepted"])
     for accepted, drafted in zip(

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
+from model.api.texts import Text
 from model.engine.sequence import Request
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
@@ -27,8 +28,8 @@ LETTERS = SimpleNamespace(
 )
 
 
-def job_with(stop: list[str], **more: Any) -> Job:
-    return Job(Request([1], 99), lambda item: None, LETTERS, stop, **more)
+def job_with(stop: list[str]) -> Job:
+    return Job(Text(Request([1], 99), LETTERS, stop), lambda item: None)
 
 
 def shown(text: str, stop: list[str], sizes: list[int]) -> tuple[list[str], int, str | None]:
@@ -76,7 +77,7 @@ def test_a_request_that_takes_too_long_ends_alone() -> None:
     found: dict[str, list[Any]] = {"late": [], "good": []}
     for name, deadline in (("late", 0.0), ("good", float("inf"))):
         request = Request([5, 6, 7], 2)
-        thread.submit(Job(request, found[name].append, demo()[1], deadline=deadline))
+        thread.submit(Job(Text(request, demo()[1]), found[name].append, deadline))
     thread.start()
     while not (found["good"] and found["good"][-1].finish_reason):
         pass
