@@ -14,13 +14,11 @@ from dataclasses import asdict
 
 from .commands.command_line import (
     OptionParser,
-    add_method,
     add_options,
     check_text,
     command_of,
     config_of,
-    named_method,
-    options_of,
+    parse_with_method,
     printable,
     run_command,
     user_errors,
@@ -40,8 +38,6 @@ examples:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Continue one text; return the exit code, or raise UserError for what cannot be used."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    method = named_method(words)
     parser = OptionParser(
         prog=COMMAND,
         description="Continue a text as it is given. A message to a chat model: "
@@ -51,11 +47,9 @@ def run(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt", metavar="TEXT", required=True, help="the text to continue")
     add_options(parser, ModelOptions, ("model_path", *FOR_A_TEXT))
     add_options(parser, SamplingOptions)
-    add_method(parser, method)
-    given = vars(parser.parse_args(words))
+    given, method, of_method = parse_with_method(parser, argv)
     check_text(given["prompt"], "prompt")
     model, sampling = config_of(ModelOptions, given), config_of(SamplingOptions, given)
-    of_method = options_of(method, given)
     # Here, since transformers takes seconds to import.
     from .commands.loading import check_model, check_prompt, load_decoder
 

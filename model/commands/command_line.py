@@ -167,38 +167,35 @@ def config_of(config_class: type[Config], given: Mapping[str, Any]) -> Config:
         return config_class(**{name: given[name] for name in names})
 
 
-def named_method(words: Sequence[str]) -> Method | None:
-    """Return the method that --method names, None without; raises UserError if there is none of that name.
+def parse_with_method(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> tuple[dict[str, Any], Method | None, dict[str, Any]]:
+    """Parse a command line, to whose options --method is added, and the options of the method that it names.
 
-    It is read before any other option, as it decides which there are.
+    Returns:
+        The options that are given; the method, None without; and all its options, of those given and its defaults.
+
+    Raises:
+        UserError: if there is no method of that name, or one of its options is not allowed.
     """
-    parser = OptionParser(add_help=False)
-    _add_name(parser)
-    known, _ = parser.parse_known_args(list(words))  # type: ignore[no-untyped-call]
+    words = sys.argv[1:] if argv is None else list(argv)
+    # Read before any other option, as it decides which there are.
+    of_method = OptionParser(add_help=False)
+    for each in (of_method, parser):
+        each.add_argument(
+            "--method",
+            metavar="NAME",
+            help=f"{', '.join(BUILT_IN)}, or package.module:DrafterClass (default: what pays on the "
+            "device, hybrid on a CPU and recycling on a GPU); --method NAME --help lists its options",
+        )
+    known, _ = of_method.parse_known_args(words)  # type: ignore[no-untyped-call]
+    if not known.method:
+        return vars(parser.parse_args(words)), None, {}
     with user_errors():
-        return find_method(known.method) if known.method else None
-
-
-def add_method(parser: argparse.ArgumentParser, method: Method | None) -> None:
-    """Add --method, and the options of the method that it names."""
-    _add_name(parser)
-    if method is not None:
-        group = parser.add_argument_group(f"options of {method.name}")
-        add_options(group, method.config_class)
-
-
-def options_of(method: Method | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of the method, of those given and its defaults; {} without a method."""
-    return dataclasses.asdict(config_of(method.config_class, given)) if method else {}
-
-
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--method",
-        metavar="NAME",
-        help=f"{', '.join(BUILT_IN)}, or package.module:DrafterClass (default: what pays on the "
-        "device, hybrid on a CPU and recycling on a GPU); --method NAME --help lists its options",
-    )
+        method = find_method(known.method)
+    add_options(parser.add_argument_group(f"options of {method.name}"), method.config_class)
+    given = vars(parser.parse_args(words))
+    return given, method, dataclasses.asdict(config_of(method.config_class, given))
 
 
 def first_line(error: BaseException) -> str:

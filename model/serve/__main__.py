@@ -18,12 +18,10 @@ from ..commands.command_line import (
     LIBRARY,
     OptionParser,
     UserError,
-    add_method,
     add_options,
     command_of,
     config_of,
-    named_method,
-    options_of,
+    parse_with_method,
     run_command,
 )
 from ..commands.model_options import FOR_A_TEXT, MODEL_PATHS, ModelOptions
@@ -79,8 +77,6 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> ServerArguments:
     """Return what the command line asks for; raises UserError if a value is not allowed."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    method = named_method(words)
     parser = OptionParser(
         prog=COMMAND,
         description="Serve a model to OpenAI's clients: for measuring, and for your own machine.",
@@ -89,10 +85,8 @@ def parse(argv: Sequence[str] | None) -> ServerArguments:
     parser.add_argument("model_path", metavar="MODEL", help=f"the model: {MODEL_PATHS}")
     add_options(parser, ServeOptions)
     add_options(parser, ModelOptions, FOR_A_TEXT)
-    add_method(parser, method)
-    given = vars(parser.parse_args(words))
+    given, method, options = parse_with_method(parser, argv)
     given.setdefault("api_key", os.environ.get(KEY_VARIABLE) or None)
-    options = options_of(method, given)
     model, serving = config_of(ModelOptions, given), config_of(ServeOptions, given)
     return ServerArguments(
         serving.served_model_name or given["model_path"], model, serving, method, options
