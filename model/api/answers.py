@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
@@ -55,24 +55,34 @@ def answers_of(
             prompt_ids = texts.read(prompt)
             Request(prompt_ids, limit).checked(queue.target)
             return prompt_ids, limit
+        except ValueError as error:
+            named = ValueError(f"prompt {index}: {str(error).removeprefix('prompt: ')}")
+            named.__cause__ = error
+            return named, limit
         except Exception as error:  # a tokenizer may raise anything
-            return named_error(index, error), limit
+            return error, limit
 
-    asked = read_prompts(prompts, max_new_tokens, read, return_exceptions)
+    numbered = enumerate(with_limits(prompts, max_new_tokens))
+    asked: Iterator[Asked] = (read(index, prompt, limit) for index, (prompt, limit) in numbered)
+    if isinstance(prompts, Sized):
+        known = list(asked)
+        for prompt_ids, _ in known:
+            if isinstance(prompt_ids, Exception) and not return_exceptions:
+                raise prompt_ids
+        asked = iter(known)
     asked = (one for one in asked for _ in range(n))
     if (cancel := options.cancel) is not None:
         asked = takewhile(lambda _: not cancel.is_set(), asked)
     batch = queue.batch(batch_size, shares_memory)
     total = n * len(prompts) if isinstance(prompts, Sized) else None
     bar = {"total": total, "disable": not show_progress}
-    return _as_completed(batch, asked, texts, queue.target.device, return_exceptions, **bar)
+    return _as_completed(batch, asked, texts, return_exceptions, **bar)
 
 
 def _as_completed(
     batch: Batch,
     asked: Iterator[Asked],
     texts: Texts,
-    device: torch.device,
     return_exceptions: bool,
     **bar: Any,
 ) -> Generator[tuple[int, Any], None, None]:
@@ -108,18 +118,12 @@ def _as_completed(
             if error is not None and not return_exceptions:
                 raise error
             shown.update()
-            yield index, text.output(steps, device) if text and error is None else error
+            yield (
+                index,
+                text.output(steps, texts.target.device) if text and error is None else error,
+            )
     if failures:
         raise failures[0]
-
-
-def named_error(index: int, error: Exception) -> Exception:
-    """Return the error of a prompt that cannot be used, as a line that names it."""
-    if not isinstance(error, ValueError):
-        return error
-    named = ValueError(f"prompt {index}: {str(error).removeprefix('prompt: ')}")
-    named.__cause__ = error
-    return named
 
 
 def check_prompts(prompts: Any) -> None:
@@ -133,30 +137,6 @@ def check_prompts(prompts: Any) -> None:
         raise ValueError(
             f"prompts: got a {type(prompts).__name__}; allowed: several prompts, such as a list of texts"
         )
-
-
-def read_prompts(
-    prompts: Iterable[Prompt],
-    max_new_tokens: Limits,
-    read: Callable[[int, Prompt, int], Asked],
-    return_exceptions: bool,
-) -> Iterator[Asked]:
-    """Return an iterator over prompts that `read` reads by index, prompt and limit, which have a length at once.
-
-    Raises:
-        ValueError: as `with_limits`.
-        Exception: the error of the first prompt that cannot be used, of those that have a length, unless errors
-            are returned.
-    """
-    numbered = enumerate(with_limits(prompts, max_new_tokens))
-    asked = (read(index, prompt, limit) for index, (prompt, limit) in numbered)
-    if not isinstance(prompts, Sized):
-        return asked
-    known = list(asked)
-    for prompt_ids, _ in known:
-        if isinstance(prompt_ids, Exception) and not return_exceptions:
-            raise prompt_ids
-    return iter(known)
 
 
 def with_limits(prompts: Iterable[Prompt], max_new_tokens: Limits) -> Iterator[tuple[Prompt, int]]:

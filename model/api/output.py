@@ -144,9 +144,8 @@ class Logprobs:
 
     def __init__(self, num_prompt: int, num_top: int) -> None:
         self._length, self._num_top = num_prompt, num_top
-        self._rows: dict[
-            int, torch.Tensor
-        ] = {}  # whose token is not known, by the length of the text before
+        # Rows whose token is not known, by the length of the text before.
+        self._rows: dict[int, torch.Tensor] = {}
         self._found: dict[int, TokenLogprob] = {}
 
     def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

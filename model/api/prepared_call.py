@@ -58,9 +58,7 @@ class PreparedCall:
     criteria: StoppingCriteriaList  # all that may end a text
     config: GenerationConfig  # of the call: the model's own and what the call gives
     arguments: Mapping[str, Any]  # all others
-    given: frozenset[str] = (
-        frozenset()
-    )  # names that the call itself gives, as far as they can be known
+    given: frozenset[str]  # names that the call itself gives, as far as they can be known
 
     def __post_init__(self) -> None:
         is_asked = bool(self.config.return_dict_in_generate)

@@ -38,7 +38,6 @@ INSTEAD = {
     "tokenizer": "one of your own goes to the class, with the model: SpeculativeDecoder(model, tokenizer)",
     "gguf_file": "the file's path as the model's",
 }
-A_MODEL = "allowed: a loaded causal LM of transformers"
 
 
 def load(
@@ -110,20 +109,16 @@ def base_of(model: Any) -> PreTrainedModel:
 
 def without_wrapper(model: Any) -> PreTrainedModel:
     """Return a model without peft's wrapper; ValueError for a learned prompt, and for anything but a causal LM."""
-    _refuse_other_than_model(model)
-    base: PreTrainedModel = model
-    if hasattr(model, "get_base_model"):
-        if model.active_peft_config.is_prompt_learning:
-            raise ValueError(
-                "model: got a learned prompt; allowed: adapters in the layers, such as LoRA"
-            )
-        base = model.get_base_model()
-    return base
-
-
-def _refuse_other_than_model(model: Any) -> None:
-    if isinstance(model, torch.nn.Module) and hasattr(model, "config"):
-        return
+    is_model = isinstance(model, torch.nn.Module) and hasattr(model, "config")
+    if is_model:
+        base: PreTrainedModel = model
+        if hasattr(model, "get_base_model"):
+            if model.active_peft_config.is_prompt_learning:
+                raise ValueError(
+                    "model: got a learned prompt; allowed: adapters in the layers, such as LoRA"
+                )
+            base = model.get_base_model()
+        return base
     kind = type(model).__name__
     what = f"got {model!r}" if isinstance(model, str | Path) else f"got a {kind}"
     if isinstance(model, str | Path):
@@ -138,7 +133,7 @@ def _refuse_other_than_model(model: Any) -> None:
         hint = "give what it wraps, its .model"
     else:
         hint = "such as AutoModelForCausalLM.from_pretrained(...)"
-    raise ValueError(f"model: {what}; {A_MODEL}; {hint}")
+    raise ValueError(f"model: {what}; allowed: a loaded causal LM of transformers; {hint}")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

@@ -205,23 +205,17 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     Raises:
         ValueError: if a GGUF file cannot be read, or lacks weights of the model.
     """
-    if is_gguf(path):
-        model = _read_gguf(path, weights == "native", **words)
-        _parsed.cache_clear()
-    else:
+    if not is_gguf(path):
         model = keep_as(read(AutoModelForCausalLM, path, **words), weights)
-    begin_at_lines(model)
-    return model
-
-
-def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedModel:
+        begin_at_lines(model)
+        return model
     check_gguf(path)
     from .quantised_gguf import Quantizer  # not in an older transformers
 
-    words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
+    words["quantization_config"] = transformers.GgufConfig(dequantize=weights != "native")
     with patched(AUTO_QUANTIZER_MAPPING, {"gguf": Quantizer}):
         model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
-    if is_native:
+    if weights == "native":
         model.hf_quantizer.remove_quantization_config(model)
     if left := sorted(found["unexpected_keys"]):
         raise ValueError(
@@ -230,13 +224,28 @@ def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedMod
     if missing := sorted(found["missing_keys"]):
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
+    _parsed.cache_clear()
+    begin_at_lines(model)
     return model
 
 
 def keep_as(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
-    """Return a loaded model with the weights that torchao quantised, if any, kept as `choose_weights` returned."""
-    if weights and quantised_as(model.config):
-        (pack if weights == "native" else dequantise)(model)
+    """Return a loaded model with the weights that torchao quantised, if any, kept as `choose_weights` returned.
+
+    Native weights are in layers of ours, if these have the same weights to the bit. Other layers stay as they are:
+    those with zero points or groups that blocks of 32 inputs cannot hold, or whose inputs are quantised too.
+    """
+    if not weights or not quantised_as(model.config):
+        return model
+    for name, layer in list(_quantised(model)):
+        if weights != "native":
+            layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
+        elif (blocks := _blocks(layer.weight)) is not None:
+            quantised = QuantisedLinear(blocks, layer.weight.dtype, layer.bias)
+            if torch.equal(quantised.weight, layer.weight.dequantize()):
+                model.set_submodule(name, quantised)
+    if not any(_quantised(model)):
+        model.hf_quantizer.remove_quantization_config(model)
     return model
 
 
@@ -251,38 +260,10 @@ def quantised_as(config: Any) -> str | None:
     return str(of_all["_type"]) if isinstance(of_all, dict) else "another kind of torchao config"
 
 
-def pack(model: Any) -> None:
-    """Replace the layers that torchao quantised by quantised ones, if these have the same weights to the bit.
-
-    Other layers stay as they are: those with zero points or groups that blocks of 32 inputs cannot hold, or whose
-    inputs are quantised too.
-    """
-    for name, layer in list(_quantised(model)):
-        blocks = _blocks(layer.weight)
-        if blocks is None:
-            continue
-        quantised = QuantisedLinear(blocks, layer.weight.dtype, layer.bias)
-        if torch.equal(quantised.weight, layer.weight.dequantize()):
-            model.set_submodule(name, quantised)
-    _forget(model)
-
-
-def dequantise(model: Any) -> None:
-    """Replace the weights that torchao quantised by plain ones."""
-    for _, layer in list(_quantised(model)):
-        layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
-    _forget(model)
-
-
 def _quantised(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and hasattr(module.weight, "qdata"):
             yield name, module
-
-
-def _forget(model: Any) -> None:
-    if not any(_quantised(model)):
-        model.hf_quantizer.remove_quantization_config(model)
 
 
 def _blocks(weight: Any) -> torch.Tensor | None:
