@@ -44,29 +44,25 @@ def main() -> NoReturn:
 
 
 def _run(name: str) -> int:
+    """Run a command; one of the harness as a program, from the checkout that this file lies in.
+
+    That imports the library as `model`: another package than this one, if this is installed in place. It is in no
+    wheel: its packages are called `evaluation` and `scripts`, names not ours alone.
+    """
     if name not in COMMANDS:
         raise UserError(unknown_name("command", name, list(COMMANDS)))
     place, _ = COMMANDS[name]
-    if not place.startswith("."):
-        _run_harness(place)
-    code: int = resolve_name(f"{__package__}{place}")(None)
-    return code
-
-
-def _run_harness(module: str) -> NoReturn:
-    """Run a command of the harness as a program, from the checkout that this file lies in.
-
-    It imports the library as `model`: another package than this one, if this is installed in place. It is in no
-    wheel: its packages are called `evaluation` and `scripts`, names not ours alone.
-    """
+    if place.startswith("."):
+        code: int = resolve_name(f"{__package__}{place}")(None)
+        return code
     if Path(__file__).parent.name != "model":
         raise UserError(
             "compare: is in a checkout of the project, not in the installed package; there: "
-            f"pip install -e '.[harness]', then this command or python -m {module}"
+            f"pip install -e '.[harness]', then this command or python -m {place}"
         )
     sys.path.insert(0, str(CHECKOUT))
-    run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    run_module(place, run_name="__main__", alter_sys=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -66,17 +66,8 @@ def _is_foreign_cache(value: Any, call: PreparedCall) -> bool:
     return is_given or getattr(value, "_is_user_defined", False) or holds_tokens(value)
 
 
-def _is_stored_otherwise(value: Any, call: PreparedCall) -> bool:
-    """Whether a cache is asked for that is stored in a way in which ours is not."""
-    return value in ("quantized", "paged") or (value or "").startswith("offloaded")
-
-
 def _is_in_output(value: Any, call: PreparedCall) -> bool:
     return bool(value) and bool(call.config.return_dict_in_generate)
-
-
-def _is_no_batch(value: Any, call: PreparedCall) -> bool:
-    return value is not None and (value.ndim != 2 or value.shape[0] < 1)
 
 
 def _has_holes(value: Any, call: PreparedCall) -> bool:
@@ -136,7 +127,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         "inputs input_ids",
         "one prompt, several of one length, padded on the left, or none (the text then begins with "
         "`bos_token_id`). `accelerate` leaves several to transformers where a model's texts cannot share passes",
-        _is_no_batch,
+        lambda value, call: value is not None and (value.ndim != 2 or value.shape[0] < 1),
         "prompts of one length, [B, P]",
     ),
     Argument(
@@ -167,7 +158,10 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument(
         "cache_implementation",
         "offloaded, quantized and paged caches are transformers'; others change no token",
-        _is_stored_otherwise,
+        # They are stored in a way in which ours is not.
+        lambda value, call: (
+            value in ("quantized", "paged") or (value or "").startswith("offloaded")
+        ),
         "none, the cache is our own",
     ),
     Argument(

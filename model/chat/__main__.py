@@ -252,16 +252,13 @@ class Chat:
                 self.note(f"{method} from here on; the conversation stays")
 
 
-def has_colours(stream: TextIO) -> bool:
-    """Whether a stream shows colours: a terminal, not dumb, NO_COLOR not set (https://no-color.org)."""
-    return (
-        stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
-    )
-
-
 def painter(stream: TextIO) -> Callable[[str, int], str]:
-    """Return a function that colours text (SGR code) for this stream, or leaves it if there are no colours."""
-    if not has_colours(stream):
+    """Return a function that colours text (SGR code) for this stream, or leaves it if there are no colours.
+
+    A terminal has them that is not dumb, if NO_COLOR is not set (https://no-color.org).
+    """
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "") == "dumb"
+    if is_plain or not stream.isatty():
         return lambda text, _: text
     return lambda text, colour: f"\x1b[{colour}m{text}\x1b[0m" if text else ""
 

@@ -134,8 +134,11 @@ def add_options(
         if names is not None and item.name not in names:
             continue
         flags = ["--" + item.name.replace("_", "-"), *item.metadata.get("aliases", ())]
-        is_tuple = typing.get_origin(hints[item.name]) is tuple
-        kind = _value_type(hints[item.name])
+        hint = hints[item.name]  # X, X | None or tuple[X, ...], of values of type X
+        is_tuple = typing.get_origin(hint) is tuple
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+            hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        kind: Any = typing.get_args(hint)[0] if typing.get_origin(hint) else hint
         text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, (), "") and kind is not bool:
             text += f" (default: {str(item.default).removeprefix(f'{CHECKOUT}/')})"
@@ -150,14 +153,6 @@ def add_options(
             options["metavar"] = item.metadata.get("metavar") or usual
             options["nargs"] = "+" if is_tuple else None
         group.add_argument(*flags, **options)
-
-
-def _value_type(hint: Any) -> Callable[[str], Any]:
-    """Return the type of a field's values: X for X, for X | None and for tuple[X, ...]."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    kind: Callable[[str], Any] = typing.get_args(hint)[0] if typing.get_origin(hint) else hint
-    return kind
 
 
 def config_of(config_class: type[Config], given: Mapping[str, Any]) -> Config:

@@ -80,7 +80,11 @@ def check_model(
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # of the weights that load: noise in a log
     device = choose_device(options)
-    dtype = choose_dtype(options, device)
+    dtype = default_dtype(device)
+    if options.dtype == "float16" and device.type == "cpu":
+        raise UserError("dtype: got float16 on cpu; allowed there: float32, float64, bfloat16")
+    if options.dtype != "auto":
+        dtype = getattr(torch, options.dtype)
     turn_off_cudnn(device)
     threads = options.threads
     most = MOST_THREADS * (os.cpu_count() or 1)
@@ -138,16 +142,6 @@ def refuse_gpus(option: str, num_gpus: int) -> NoReturn:
     raise UserError(
         f"{option}: got {num_gpus} on cpu; allowed: 1; for more processes give --num-workers"
     )
-
-
-def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
-    """Return the dtype of the weights on a device."""
-    if options.dtype == "auto":
-        return default_dtype(device)
-    if options.dtype == "float16" and device.type == "cpu":
-        raise UserError("dtype: got float16 on cpu; allowed there: float32, float64, bfloat16")
-    dtype: torch.dtype = getattr(torch, options.dtype)
-    return dtype
 
 
 def load_config_and_tokenizer(
@@ -239,13 +233,6 @@ def _is_causal(config: Any) -> bool:
     )
 
 
-def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error or one of its causes is of this type: transformers 4.57 wraps errors in others."""
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 def target_of(model: Any, options: ModelOptions) -> TargetModel:
     """Return the target of a loaded model, whose passes run as the options say; not yet tested."""
     use_kernels = options.kernels != "off"
@@ -279,7 +266,10 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     except UnsupportedModelError as error:
         raise UserError(str(error)) from error
     except LOADING_ERRORS as error:
-        if _is_due_to(error, UnpicklingError):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UnpicklingError):
+            cause = cause.__cause__ or cause.__context__  # transformers 4.57 wraps errors in others
+        if cause is not None:
             raise UserError(
                 f"model_path {options.model_path}: its pickle refers to code other than tensors, which was not "
                 "run; get the weights as safetensors"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +18,6 @@ from token_recycling_vllm.row_tables import averaged
 
 # What a node is taken to be worth where the matrix knows nothing after its parent.
 UNKNOWN = 1e-6
-
-
-class Verified(NamedTuple):
-    """A verified batch of trees, its tensors still on the device."""
-
-    tokens: np.ndarray  # [B * N]
-    successors: torch.Tensor  # likeliest tokens after every node, [B * N, k]
-    shares: torch.Tensor  # probabilities among these, [B * N, k]
-    emitted: torch.Tensor  # tokens of each request, N places each, [B * N]
-    num_emitted: torch.Tensor  # [B]
 
 
 class RecycledTrees:
@@ -44,7 +33,9 @@ class RecycledTrees:
         self._shares = np.zeros(shape, dtype=np.float32)  # 0: no row yet
         self._tokens: np.ndarray | None = None  # of the trees handed out last
         self._parents: list[list[int]] = []
-        self._verified: Verified | None = None
+        # Of these, once they are verified, still on the device: the likeliest tokens after every node and their
+        # shares [B * N, k], the emitted tokens, N places for each request [B * N], and how many these are [B].
+        self._verified: tuple[torch.Tensor, ...] | None = None
 
     def batch_get(
         self,
@@ -82,27 +73,25 @@ class RecycledTrees:
         if self._tokens is None or len(logits) != len(self._tokens):
             return
         values, ids = logits.topk(self._k, dim=-1)
-        shares = values.float().softmax(dim=-1)
-        self._verified = Verified(self._tokens, ids.int(), shares, emitted, num_emitted)
+        self._verified = ids.int(), values.float().softmax(dim=-1), emitted, num_emitted
 
     def synchronize(self) -> None:
         """Write the rows of the verified trees, those of emitted tokens last."""
-        verified, self._verified = self._verified, None
-        if verified is None:
+        if self._tokens is None or self._verified is None:
             return
-        tokens = verified.tokens.reshape(-1, self._num_nodes)
-        emitted = verified.emitted.cpu().numpy().reshape(len(tokens), -1)
-        counts = verified.num_emitted.cpu().tolist()
+        successors, shares, emitted, counts = (part.cpu().numpy() for part in self._verified)
+        self._verified = None
+        tokens = self._tokens.reshape(-1, self._num_nodes)
+        emitted = emitted.reshape(len(tokens), -1)
         is_on_path = np.zeros(tokens.shape, dtype=bool)
         for index, parents in enumerate(self._parents):
             path = _path(tokens[index], parents, emitted[index, : counts[index]].tolist())
             is_on_path[index, path] = True
         # The last of equal tokens is written, and a row is half the old and half the new one.
         order = np.argsort(is_on_path.reshape(-1), kind="stable")[::-1]
-        written, places = np.unique(verified.tokens[order], return_index=True)
+        written, places = np.unique(self._tokens[order], return_index=True)
         places, written = order[places], written[written < self._vocab_size]
         places = places[: len(written)]
-        successors, shares = verified.successors.cpu().numpy(), verified.shares.cpu().numpy()
         self._successors[written], self._shares[written] = averaged(
             self._successors[written], self._shares[written], successors[places], shares[places]
         )

@@ -79,24 +79,17 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         shared: dict[int, torch.Tensor] = {}  # tied layers stay tied
         for name, module in [*model.named_modules()]:
-            if isinstance(module, GgufLinear | GgufEmbedding):
-                blocks = shared.setdefault(id(module.weight), _blocks(module))
-                model.set_submodule(name, _quantised(module, blocks, self.dtype))
+            if not isinstance(module, GgufLinear | GgufEmbedding):
+                continue
+            weight, (_, size) = module.weight.data, GGML_BLOCK[module.ggml_type]
+            blocks = shared.setdefault(id(module.weight), weight.view(len(weight), -1, size))
+            layer: nn.Module = QuantisedEmbedding(blocks, self.dtype)
+            if isinstance(module, GgufLinear):
+                layer = QuantisedLinear(blocks, self.dtype, module.bias)
+            model.set_submodule(name, layer)
         if self.supported:
             vars(model)["_weight_conversions"] = None  # as transformers' own
         return model
-
-
-def _blocks(module: Any) -> torch.Tensor:
-    _, size = GGML_BLOCK[module.ggml_type]
-    weight: torch.Tensor = module.weight.data
-    return weight.view(len(weight), -1, size)
-
-
-def _quantised(module: Any, blocks: torch.Tensor, dtype: torch.dtype) -> nn.Module:
-    if isinstance(module, GgufEmbedding):
-        return QuantisedEmbedding(blocks, dtype)
-    return QuantisedLinear(blocks, dtype, module.bias)
 
 
 def _read(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -150,7 +151,10 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(
 def test_a_hostile_piece_is_harmless_where_colours_show(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "has_colours", lambda _: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     runs = fake_dialogue(piece_of(" one", 2), piece_of(" \x1btwo"), piece_of(" three", 3, "eos"))
     Chat(runs).answer("Hello.")
     out, err = capsys.readouterr()

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from model.chat.__main__ import has_colours, painter
+from model.chat.__main__ import painter
 from model.commands.command_line import Interrupt, printable
 
 
@@ -51,15 +51,14 @@ def test_all_other_text_is_left_alone() -> None:
 
 
 def test_colours_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert has_colours(Screen())
-    assert not has_colours(io.StringIO())
+    assert painter(Screen())("run", 36) == "\x1b[36mrun\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "")  # the convention: only a value that is not empty counts
-    assert has_colours(Screen())
+    assert painter(Screen())("run", 36) == "\x1b[36mrun\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not has_colours(Screen())
+    assert painter(Screen())("run", 36) == "run"
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
-    assert not has_colours(Screen())
+    assert painter(Screen())("run", 36) == "run"
 
 
 def test_text_is_painted_where_colours_show_only() -> None:
