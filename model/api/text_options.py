@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
@@ -123,56 +123,6 @@ class TextOptions:
         if not is_allowed:
             raise ValueError(f"{name}: got {getattr(self, name)!r}; allowed: {allowed}")
 
-    @property
-    def of_chat(self) -> dict[str, Any]:
-        """What a chat's template is given, by name; empty if it is nothing."""
-        values = {name: getattr(self, name) for name in OF_CHATS}
-        return {name: value for name, value in values.items() if value or value is False}
-
-    def ends(self, own: Collection[int], num_tokens: int) -> frozenset[int]:
-        """Return the tokens that end a text of a model with these ends and so many tokens."""
-        given = [integer("stop_token_ids", one, 0, num_tokens - 1) for one in self.stop_token_ids]
-        return frozenset(given) if self.ignore_eos else frozenset(own) | set(given)
-
-    def rule(
-        self,
-        device: torch.device,
-        num_prompt: int,
-        ends: Collection[int],
-        index: int = 0,
-        before: Sequence[Processor] = (),
-    ) -> TokenRule | None:
-        """Return how tokens are chosen after a prompt of so many; None: argmax.
-
-        Args:
-            device: of the model.
-            num_prompt: P.
-            ends: tokens that end the text.
-            index: of the text, which is added to the seed.
-            before: processors that come first.
-        """
-        processors = list(before)
-        if self.repetition_penalty != 1:
-            processors.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
-        if self.presence_penalty or self.frequency_penalty:
-            processors.append(
-                CountPenalty(num_prompt, self.presence_penalty, self.frequency_penalty)
-            )
-        if self.min_new_tokens and ends:
-            processors.append(
-                MinNewTokensLengthLogitsProcessor(
-                    num_prompt, self.min_new_tokens, sorted(ends), device=str(device)
-                )
-            )
-        processors += self.logits_processors
-        if not self.temperature:
-            return GreedyRule(processors) if processors else None
-        generator = None
-        if self.seed is not None:
-            generator = torch.Generator(device).manual_seed(self.seed + index)
-        processors += sampling_processors(self.temperature, self.top_k, self.top_p, self.min_p)
-        return SamplingRule(processors, generator)
-
     def interrupt(self) -> Callable[[], str | None] | None:
         """Return why a text that begins now ends after a step, as a function; None if nothing can end it."""
         cancel, latest = self.cancel, time.monotonic() + (self.max_time or float("inf"))
@@ -193,28 +143,57 @@ class Texts:
     def __init__(self, target: TargetModel, tokenizer: Any, options: TextOptions) -> None:
         self.target, self.tokenizer, self.options = target, tokenizer, options
         self._stop = stop_criterion(options.stop_strings, tokenizer, "give the tokenizer")
-        self._ends = options.ends(eos_ids_of(target.model, tokenizer), target.num_tokens)
+        most = target.num_tokens - 1
+        given = [integer("stop_token_ids", one, 0, most) for one in options.stop_token_ids]
+        own = frozenset[int]() if options.ignore_eos else eos_ids_of(target.model, tokenizer)
+        self._ends = own | set(given)
 
     def read(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens."""
-        return prompt_ids_of(prompt, self.tokenizer, **self.options.of_chat)
+        values = {name: getattr(self.options, name) for name in OF_CHATS}
+        of_chat = {name: value for name, value in values.items() if value or value is False}
+        return prompt_ids_of(prompt, self.tokenizer, **of_chat)
 
     def text(self, prompt_ids: Sequence[int], limit: int | None = None, index: int = 0) -> Text:
         """Return a text that begins now; `index`, among many, is added to the seed."""
-        options, device, num = self.options, self.target.device, len(prompt_ids)
+        options, num = self.options, len(prompt_ids)
         logprobs = None if options.logprobs is None else Logprobs(num, options.logprobs)
-        rule = options.rule(device, num, self._ends, index, [logprobs] if logprobs else [])
         request = Request(
             prompt_ids,
             limit or options.max_new_tokens,
             self._ends,
-            rule,
-            ends_text(self._stop, device),
+            self._rule(num, index, [logprobs] if logprobs else []),
+            ends_text(self._stop, self.target.device),
             options.interrupt(),
         )
         return Text(
             request, self.tokenizer, self._stop.stop_strings if self._stop else (), logprobs
         )
+
+    def _rule(self, num_prompt: int, index: int, processors: list[Processor]) -> TokenRule | None:
+        """Return how the tokens of a text are chosen after so many of its prompt, by these processors first, and
+        then by those that the options ask for; None: argmax.
+        """
+        options, device = self.options, self.target.device
+        if options.repetition_penalty != 1:
+            processors.append(RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+        if options.presence_penalty or options.frequency_penalty:
+            penalties = options.presence_penalty, options.frequency_penalty
+            processors.append(CountPenalty(num_prompt, *penalties))
+        if options.min_new_tokens and self._ends:
+            processors.append(
+                MinNewTokensLengthLogitsProcessor(
+                    num_prompt, options.min_new_tokens, sorted(self._ends), device=str(device)
+                )
+            )
+        processors += options.logits_processors
+        if not options.temperature:
+            return GreedyRule(processors) if processors else None
+        generator = None
+        if options.seed is not None:
+            generator = torch.Generator(device).manual_seed(options.seed + index)
+        chosen = options.temperature, options.top_k, options.top_p, options.min_p
+        return SamplingRule([*processors, *sampling_processors(*chosen)], generator)
 
 
 class TextArguments(TypedDict, total=False):
