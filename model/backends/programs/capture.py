@@ -203,15 +203,8 @@ def _capture(
         if tags & DATA_DEPENDENT:
             raise NoProgramError(f"{node.target}, whose result depends on the numbers it reads")
     graph.eliminate_dead_code()
-    return Captured(
-        graph,
-        ("", *tensors),
-        tuple(weights),
-        constants,
-        cache_argument,
-        attended,
-        is_tuple,
-    )
+    inputs = ("", *tensors)
+    return Captured(graph, inputs, tuple(weights), constants, cache_argument, attended, is_tuple)
 
 
 def _norm_forwards(norms: Mapping[nn.Module, FusedNorm]) -> dict[nn.Module, Any]:

@@ -36,6 +36,14 @@ def _nodes(graph: fx.Graph, operation: Any) -> list[Any]:
     return list(graph.find_nodes(op="call_function", target=operation))
 
 
+def _replace(graph: fx.Graph, node: Any, operation: Any, arguments: tuple[Any, ...]) -> None:
+    """Use another operation's result in place of a node's, which is of the same shape."""
+    with graph.inserting_before(node):
+        found = graph.call_function(operation, arguments)
+    found.meta = node.meta
+    node.replace_all_uses_with(found)
+
+
 def _drop_casts(graph: fx.Graph) -> None:
     """Drop casts to the dtype that a tensor has."""
     for node in _nodes(graph, aten.to.dtype):
@@ -53,10 +61,7 @@ def _use_few_rows(graph: fx.Graph) -> None:
         if weight.op != "placeholder":
             continue
         if bias and bias[0] is not None:
-            with graph.inserting_before(node):
-                found = graph.call_function(ours.few_rows.default, (inputs, weight, bias[0]))
-            found.meta = node.meta
-            node.replace_all_uses_with(found)
+            _replace(graph, node, ours.few_rows.default, (inputs, weight, bias[0]))
         else:
             groups.setdefault((inputs, node.target), []).append(node)
     for (inputs, _), nodes in groups.items():
@@ -75,27 +80,19 @@ def _use_rotate(graph: fx.Graph) -> None:
     """Use one operation for x cos + (-x2, x1) sin, where x1 and x2 are the halves of a head x."""
     for node in _nodes(graph, aten.add.Tensor):
         if (found := _rotated(node)) is not None:
-            with graph.inserting_before(node):
-                rotated = graph.call_function(ours.rotate.default, found)
-            rotated.meta = node.meta
-            node.replace_all_uses_with(rotated)
+            _replace(graph, node, ours.rotate.default, found)
 
 
 def _use_gated(graph: fx.Graph) -> None:
     """Use one operation for silu(gate) times rows."""
     for node in _nodes(graph, aten.mul.Tensor):
         gate, others = node.args
-        if (
-            not all(isinstance(one, fx.Node) for one in node.args)
-            or gate.target is not aten.silu.default
-        ):
+        are_nodes = all(isinstance(one, fx.Node) for one in node.args)
+        if not are_nodes or gate.target is not aten.silu.default:
             continue
         shapes = {(one.meta["val"].shape, one.meta["val"].dtype) for one in (gate, others)}
         if len(shapes) == 1:
-            with graph.inserting_before(node):
-                found = graph.call_function(ours.gated.default, (gate.args[0], others))
-            found.meta = node.meta
-            node.replace_all_uses_with(found)
+            _replace(graph, node, ours.gated.default, (gate.args[0], others))
 
 
 def with_cache(graph: fx.Graph, scale: float) -> fx.Graph:
@@ -111,9 +108,7 @@ def with_cache(graph: fx.Graph, scale: float) -> fx.Graph:
         handed = [copied.placeholder(name) for name in HANDED]
     with copied.inserting_before(attend):
         arguments = (attend.args[0], *update.args, *handed, scale, copied.call_function(length))
-        found = copied.call_function(ours.attend_with_cache.default, arguments)
-    found.meta = attend.meta
-    attend.replace_all_uses_with(found)
+    _replace(copied, attend, ours.attend_with_cache.default, arguments)
     copied.eliminate_dead_code()
     return copied
 
@@ -172,9 +167,8 @@ class LayerPart(NamedTuple):
 class Programs(NamedTuple):
     """The programs of a layer."""
 
-    before: (
-        LayerPart  # nothing is handed to it -> query, new keys, new values, and what `after` needs
-    )
+    # Nothing is handed to it -> query, new keys, new values, and what `after` needs.
+    before: LayerPart
     after: LayerPart  # attended values, and what it needs -> the layer's rows
     # Buffers of keys and values, and the mask -> the layer's rows; None if it attends in an unusual way.
     whole: LayerPart | None
@@ -215,12 +209,8 @@ def _whole(layer: Captured, attending: Sequence[Any]) -> LayerPart | None:
     query, keys, values = (node.meta["val"] for node in attending)
     options = layer.attended.options
     is_usual = query.dtype == keys.dtype == values.dtype and keys.shape[1] == values.shape[1]
-    if (
-        not is_usual
-        or query.shape[1] % keys.shape[1]
-        or options.get("dropout")
-        or is_special(options)
-    ):
+    is_grouped = query.shape[1] % keys.shape[1] == 0
+    if not is_usual or not is_grouped or options.get("dropout") or is_special(options):
         return None
     graph = with_cache(layer.graph, options.get("scaling") or query.shape[-1] ** -0.5)
     nodes: list[Any] = list(graph.nodes)
