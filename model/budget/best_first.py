@@ -71,13 +71,13 @@ class Guesses(NamedTuple):
 
 
 class Guesser(Drafter):
-    """A drafter whose guesses another one can take."""
+    """A drafter whose guesses another one can take; this base has none."""
 
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
         """Return what it would draft from, in the place of `propose`; None if it knows nothing of the sequence
         yet.
         """
-        raise NotImplementedError
+        return None
 
 
 def tree_library(source: Path, what: str) -> Path:

@@ -93,10 +93,8 @@ class HybridDrafter(CostAwareDrafter):
             prompt_logits=config.harvest_prompt,
             cold_start=config.start == "cold",
         )
-        self._head: Guesser | None = None
-        if config.head:
-            self._head = _head_of(config.head, vocab_size, device)
-            self._take_needs(self._head)
+        self._head = _head_of(config.head, vocab_size, device)
+        self._take_needs()
         self.wants_costs = config.budget == "auto"
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
@@ -112,33 +110,29 @@ class HybridDrafter(CostAwareDrafter):
         """Return a drafter with a text of its own; rows, states, counts and rates are shared."""
         sibling = super().sibling()
         sibling._pool = self._pool.sibling()
-        sibling._head = self._head.sibling() if self._head else None
+        sibling._head = self._head.sibling()
         return sibling
 
     def check_config(self, config: Any) -> None:
         super().check_config(config)
-        if self._head:
-            self._head.check_config(config)
-            self._take_needs(self._head)  # it may choose layers only now
+        self._head.check_config(config)
+        self._take_needs()  # it may choose layers only now
 
     def check_target(self, target: TargetModel) -> None:
         super().check_target(target)
-        if self._head:
-            self._head.check_target(target)
+        self._head.check_target(target)
 
     def for_target(self, target: TargetModel) -> Drafter:
-        if self._head:
-            self._head.for_target(target)
-            self._take_needs(self._head)
+        self._head.for_target(target)
+        self._take_needs()
         return super().for_target(target)
 
-    def _take_needs(self, head: Drafter) -> None:
-        layers, size = head.needs.hidden_layers, head.needs.hidden_size
+    def _take_needs(self) -> None:
+        layers, size = self._head.needs.hidden_layers, self._head.needs.hidden_size
         self.needs = replace(self.needs, hidden_layers=layers, hidden_size=size)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        if self._head:
-            self._head.start(prompt_ids)
+        self._head.start(prompt_ids)
         self._pool.start(prompt_ids)
         self._before = ()
 
@@ -151,19 +145,15 @@ class HybridDrafter(CostAwareDrafter):
         self._before = text[1 - LONGEST_KEY :]
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        assert self._head is not None
         self._head.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        self._ask_head(context, budget)
-        limits = replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
-        return self._pool.grow(context[-1], self.config.num_nodes, limits)
+        return self._pool.grow(context[-1], self.config.num_nodes, self._begun(context, budget))
 
     def offer(
         self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
     ) -> Sequence[float]:
-        self._ask_head(context, budget)
-        limits = replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
+        limits = self._begun(context, budget)
         return self._pool.offer(context[-1], min(most, self.config.num_nodes), limits, least)
 
     def take(self, count: int) -> DraftTree:
@@ -171,16 +161,17 @@ class HybridDrafter(CostAwareDrafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Write rows for every node, the accepted path last, and index the new tokens."""
-        if self._head:
-            self._head.observe(step)
+        self._head.observe(step)
         if len(step.acceptance.candidates.token_ids[0]) < self.config.output_id_topk:
             self._pool.append(step.acceptance.tokens)  # a step in a rest, of which no rows are read
         else:
             self._pool.learn(step.tree, step.acceptance)
 
-    def _ask_head(self, context: Sequence[int], budget: DraftBudget) -> None:
-        if self._head and (guesses := self._head.guesses(context, budget)):
+    def _begun(self, context: Sequence[int], budget: DraftBudget) -> DraftBudget:
+        """Take the head's guesses for a draft within a budget; return its limits."""
+        if guesses := self._head.guesses(context, budget):
             self._pool.guide(guesses)
+        return replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
 
     def skip(self, tokens: Sequence[int]) -> None:
         self._pool.append(tokens)
@@ -204,8 +195,12 @@ class HybridDrafter(CostAwareDrafter):
         self._pool.load_memory(tensors)
 
 
-def _head_of(words: str, vocab_size: int, device: torch.device) -> Guesser:
-    """Return the drafter of METHOD=FOLDER, or the guesser of the model's own MTP layers; raises ValueError."""
+def _head_of(words: str | None, vocab_size: int, device: torch.device) -> Guesser:
+    """Return the drafter of METHOD=FOLDER, the guesser of the model's own MTP layers, or one without guesses for
+    None; raises ValueError.
+    """
+    if not words:
+        return Guesser(None, vocab_size, device)
     if words == SHIPPED:
         return MtpGuesser(vocab_size, device)
     method, _, folder = words.partition("=")
