@@ -184,16 +184,13 @@ class StaticHeadDrafter(HeadDrafter):
 
     def check_target(self, target: TargetModel) -> None:
         super().check_target(target)
-        self._bind(target)
+        self.for_target(target)
 
     def for_target(self, target: TargetModel) -> Drafter:
         """Load the heads in the target model's dtype, once; return this drafter."""
-        self._bind(target)
-        return self
-
-    def _bind(self, target: TargetModel) -> None:
         self._heads = self._loaded.get(target.dtype, lambda: self._load(target))
         self._output = target.model.get_output_embeddings()
+        return self
 
     def _load(self, target: TargetModel) -> nn.Module:
         self.check_config(target.config)

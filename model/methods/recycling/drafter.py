@@ -204,9 +204,7 @@ class RecyclingDrafter(CostAwareDrafter):
             return DraftTree.chain(context[-1:])
         if self._guesses:  # --tree-version auto
             return self._guesses.grow(context[-1], self.max_nodes - 1, budget)
-        template = self._template
-        if template.topology.max_depth > budget.max_depth or budget.chain_only:
-            template = template.within(budget)
+        template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
         for nodes, parents, ranks in _levels_of(template):

@@ -34,7 +34,6 @@ from ....engine.budget import MAX_DRAFT, DraftBudget
 from ....engine.drafter import Needs
 from ....engine.tree import DraftTree
 from ....machine.files import written_state
-from ....machine.hardware import Kept
 from ....options import Options, option
 from ..drafter import HeadDrafter, StateReader
 from ..head_files import HeadFiles, read_heads, required, write_heads
@@ -192,7 +191,6 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         self._checkpoint.files.check_vocabulary(shape.vocab_size, vocab_size)
         self.needs = Needs(hidden_layers=self.hidden_layers, hidden_size=shape.hidden_size)
         self.max_nodes = 1 + config.num_nodes
-        self._network: Kept[DraftNetwork] = Kept()  # by device and dtype
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -244,10 +242,7 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         if head is None:
             raise ValueError("model: has no output head of its own; use a method without heads")
         self._checkpoint.check_embedding(embedding.weight)
-        network = self._network.get(
-            (target.device, target.dtype),
-            lambda: build_network(self._checkpoint, target.device, target.dtype),
-        )
+        network = build_network(self._checkpoint, target.device, target.dtype)
         return DraftText(network, embedding, head, target.device)
 
 

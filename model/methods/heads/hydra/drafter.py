@@ -29,7 +29,7 @@ from torch import nn
 
 from ....backends.target import TargetModel
 from ....engine.budget import DraftBudget
-from ....engine.drafter import VerifiedStep
+from ....engine.drafter import Drafter, VerifiedStep
 from ....engine.tree import DraftTree
 from ....kernels.operations import top_k
 from ....machine.hardware import uploaded
@@ -37,6 +37,7 @@ from ....options import Options, option
 from ..drafter import NUM_NODES, GuessLevel, StaticHeadDrafter, levels_of
 from ..head_files import HeadFiles, called, heads_option, read_heads, required, write_heads
 from ..layers import (
+    Attend,
     DecoderLayer,
     HeadRows,
     HeadShape,
@@ -74,13 +75,10 @@ class TextLayer(DecoderLayer):
         """Return the layer's output for states [..., n, D]: after a text's rows, which grow, or of whole texts."""
         begin, count = rows.length if rows else 0, states.shape[-2]
         positions = torch.arange(begin, begin + count, device=states.device)
-        normed = self.input_layernorm(states)
-        if rows is None:
-            return self.run(
-                states, normed, positions, partial(attend_rows, mask=None, is_causal=True)
-            )
-        mask = causal_mask(begin, count, states.device)
-        return self.run(states, normed, positions, partial(rows.attend, mask=mask))
+        attend: Attend = partial(attend_rows, mask=None, is_causal=True)
+        if rows is not None:
+            attend = partial(rows.attend, mask=causal_mask(begin, count, states.device))
+        return self.run(states, self.input_layernorm(states), positions, attend)
 
 
 class PrefixLayer(nn.Module):
@@ -192,9 +190,9 @@ class HydraDrafter(StaticHeadDrafter):
         assert self._layer is not None
         return HydraHeads(self._shape, self._layer)
 
-    def _bind(self, target: TargetModel) -> None:
+    def for_target(self, target: TargetModel) -> Drafter:
         self._embed = target.model.get_input_embeddings()
-        super()._bind(target)
+        return super().for_target(target)
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
