@@ -23,6 +23,7 @@ from transformers import Cache, PreTrainedModel
 from ..engine.backend import PREFILL_CHUNK, PromptChunk
 from ..engine.batch import SharedPasses
 from ..engine.budget import MAX_DRAFT
+from ..engine.levels import level_tree
 from ..engine.read_out import ReadOut, read_out
 from ..engine.tree import DraftTree, TreeTopology
 from ..kernels.linear import MOST_ROWS_WITH_VECTORS
@@ -210,7 +211,7 @@ class TargetModel(PassShapes, LoadedModel):
         """Return the block to read a draft in: states are read from each node's parent on."""
         if topology.num_nodes == 1 or not self.mixers:
             return nullcontext()  # plain decoding
-        tree = topology.by_level(self.device)
+        tree = level_tree(topology, self.device)
         return cache.states.branching(self.mixers.over(tree, cache.layers, cache.length))
 
     def prefill(

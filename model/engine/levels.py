@@ -5,11 +5,12 @@ Shapes: N nodes, n nodes of one depth, K inputs that a convolution sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
+
+from .tree import TreeTopology
 
 
 class Level(NamedTuple):
@@ -17,44 +18,37 @@ class Level(NamedTuple):
 
     begin: int  # their places in that order
     end: int
-    parents: (
-        torch.Tensor
-    )  # for each, the place of its parent within the level above [n]; 0 for the root
+    # For each, the place of its parent within the level above [n]; 0 for the root.
+    parents: torch.Tensor
 
 
 class LevelTree:
-    """A tree's nodes, level by level: from the parents of each, and the nodes of each depth, in order."""
+    """A tree's nodes, level by level."""
 
-    def __init__(
-        self, parents: Sequence[int], levels: Sequence[Sequence[int]], device: torch.device
-    ) -> None:
-        self.num_nodes = len(parents)
-        self._parents = parents
+    def __init__(self, topology: TreeTopology, device: torch.device) -> None:
+        self.num_nodes = topology.num_nodes
+        self._topology = topology
         self._device = device
         self._inputs: dict[int, torch.Tensor] = {}
-        self._order = [node for nodes in levels for node in nodes]
+        self._order = [node for nodes in topology.levels for node in nodes]
         self._place = {node: place for place, node in enumerate(self._order)}
-        self._depth = {node: depth for depth, nodes in enumerate(levels) for node in nodes}
         self.levels = []
         begin = above = 0
-        for nodes in levels:
-            places = [self._place[parents[node]] - above if node else 0 for node in nodes]
+        for nodes in topology.levels:
+            parents = (topology.parents[node] for node in nodes)
+            places = [self._place.get(parent, above) - above for parent in parents]
             end = begin + len(nodes)
             self.levels.append(Level(begin, end, torch.tensor(places, device=device)))
             begin, above = end, begin
 
     def place_of(self, node: int) -> tuple[int, int]:
         """Return a node's depth, and its place among the nodes of that depth."""
-        depth = self._depth[node]
+        depth = self._topology.depths[node]
         return depth, self._place[node] - self.levels[depth].begin
 
     def path_to(self, node: int) -> list[int]:
         """Return the places, in the order of the levels, of the nodes from the root to this one."""
-        path = []
-        while node >= 0:
-            path.append(self._place[node])
-            node = self._parents[node]
-        return path[::-1]
+        return [self._place[each] for each in self._topology.path_to(node)]
 
     @cached_property
     def order(self) -> torch.Tensor | None:
@@ -81,3 +75,9 @@ class LevelTree:
             columns = [self.inputs_of(node, num_inputs) for node in self._order]
             self._inputs[num_inputs] = torch.tensor(columns, device=self._device)
         return self._inputs[num_inputs]
+
+
+@lru_cache(maxsize=512)
+def level_tree(topology: TreeTopology, device: torch.device) -> LevelTree:
+    """Return a tree as recurrences read it, on a device; the same object on every call."""
+    return LevelTree(topology, device)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from ..machine.hardware import uploaded
-from .levels import LevelTree
 
 # Token of a node that guesses nothing: no token equals it, so that it is never accepted.
 PROBE = -1
@@ -50,7 +49,6 @@ class TreeTopology:
                 )
         self.parents = tuple(parents)
         self._on_device: dict[tuple[str, torch.device, torch.dtype | None], torch.Tensor] = {}
-        self._by_level: dict[torch.device, LevelTree] = {}
 
     # Room for all 429 trees of eight nodes; larger trees rarely repeat.
     @staticmethod
@@ -146,12 +144,6 @@ class TreeTopology:
         if key not in self._on_device:
             self._on_device[key] = uploaded(self.depths, device)
         return self._on_device[key]
-
-    def by_level(self, device: torch.device) -> LevelTree:
-        """Return the tree as recurrences read it, on `device`; the same object on every call."""
-        if device not in self._by_level:
-            self._by_level[device] = LevelTree(self.parents, self.levels, device)
-        return self._by_level[device]
 
     def additive_mask(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """Return [N, N]: 0 where a node sees itself or an ancestor, the lowest finite number

@@ -28,7 +28,7 @@ from model.backends.target import TargetModel
 from model.engine.levels import LevelTree
 from model.engine.loop import decode, generate
 from model.engine.rules import SamplingRule, sampling_processors
-from model.engine.tree import DraftTree, TreeTopology
+from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import load_draft_model
 from tests.model.decoded import (
@@ -179,11 +179,7 @@ def test_a_wrong_column_of_a_convolution_is_noticed(monkeypatch: pytest.MonkeyPa
         LevelTree, "inputs_of", lambda tree, node, number: [0, *right(tree, node, number)[1:]]
     )
     # Not the trees that were used before, which know their columns.
-    monkeypatch.setattr(
-        TreeTopology,
-        "by_level",
-        lambda tree, device: LevelTree(tree.parents, tree.levels, device),
-    )
+    monkeypatch.setattr("model.backends.target.level_tree", LevelTree)
     target = TargetModel(known("LFM2").build())
     self_test(target)
     assert not target.mixers.are_scanned
