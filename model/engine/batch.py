@@ -32,12 +32,10 @@ class Event(NamedTuple):
     """The result of a step for a sequence: its record, or an error."""
 
     key: Any  # names the sequence, as given to `Batch.add`
-    record: StepRecord | None = (
-        None  # with a `stop_reason` the sequence has ended and left the batch
-    )
-    error: Exception | None = (
-        None  # of its drafter, rule or criterion; the sequence has left the batch
-    )
+    # With a `stop_reason` the sequence has ended and left the batch.
+    record: StepRecord | None = None
+    # Of its drafter, rule or criterion; the sequence has left the batch.
+    error: Exception | None = None
     steps: Sequence[StepRecord] = ()  # all of its steps so far
 
     @property
@@ -78,21 +76,17 @@ class SharedPasses(Protocol):
         """Return a cache for a sequence of up to `capacity` rows; `first`, not used elsewhere, holds its first ones
         and has room for all.
         """
-        ...
 
     def release(self, cache: Any) -> None:
         """Take back the cache of a sequence that has left."""
-        ...
 
     def is_plain(self, num_sequences: int) -> bool:
         """Whether passes of this many sequences are those of the loop of one sequence, bit for bit."""
-        ...
 
     def forward(self, trees: Sequence[DraftTree], caches: Sequence[Any]) -> SharedPass:
         """Append the nodes of each sequence's tree to its cache, in one pass; its hidden states, if they are
         captured (`passes.hidden`), are those of all nodes, sequence after sequence.
         """
-        ...
 
 
 class _Place:

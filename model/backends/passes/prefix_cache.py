@@ -27,9 +27,8 @@ class PrefixCache:
         self._cache: TreeCache | None = None
         self._tokens: Sequence[int] = ()
         self._num_rows = 0
-        self._weights: Weights | None = (
-            None  # with which its rows were computed; None: not recorded
-        )
+        # With which its rows were computed; None: not recorded.
+        self._weights: Weights | None = None
         self._has_shared = True  # whether the last sequence began as the one before it
 
     def open(self, target: TargetModel, prompt_ids: Sequence[int], capacity: int) -> TreeCache:

@@ -58,9 +58,8 @@ PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 # Its hooks only watch.
 HIDDEN = __name__.replace("proofs.snapshot", "passes.hidden")
 FORWARD = "forward"
-OF_TRANSFORMERS = (
-    "transformers."  # not "transformers_modules.", where code of checkpoints is loaded
-)
+# Not "transformers_modules.", where code of checkpoints is loaded.
+OF_TRANSFORMERS = "transformers."
 
 
 @dataclass(frozen=True, slots=True)
