@@ -13,6 +13,7 @@ Shapes: H key-value heads, M capacity (rows), T rows in use, D head dimension.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,36 @@ class LayerShape:
         return tuple(part for part in parts if part is not None)
 
 
-class TreeCacheLayer(CacheLayerMixin):
-    """One layer's view into the buffers of a `TreeCache`."""
+class MadeLayer(CacheLayerMixin):
+    """Base of cache layers whose rows exist from the start.
+
+    Attributes:
+        keys, values: the rows shown, [B, H, M, D].
+    """
 
     is_compileable = False
     is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
+        """Do nothing: the rows exist."""
+
+    def get_max_length(self) -> int:
+        """Return the capacity M."""
+        return self.keys.shape[-2]
+
+    def get_max_cache_shape(self) -> int:  # in transformers 4.57
+        return self.get_max_length()
+
+
+class TreeCacheLayer(MadeLayer):
+    """One layer's view into the buffers of a `TreeCache`."""
+
     is_croppable = True
 
     def __init__(
@@ -69,15 +95,11 @@ class TreeCacheLayer(CacheLayerMixin):
         self.values = value_buffer  # [1, H, M, D]
         self.index_keys = index_buffer  # [1, 1, M, D]
         self.length = self.index_length = 0
-        self.is_initialized = True
 
     @property
     def has_rows(self) -> bool:
         """Whether it keeps rows; a layer that reads another layer's cache has buffers without heads."""
         return self.keys.shape[1] > 0
-
-    def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
-        """Do nothing: the buffers exist from the start."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -114,12 +136,6 @@ class TreeCacheLayer(CacheLayerMixin):
     def get_seq_length(self, *args: object) -> int:
         """Return the number of rows in use T."""
         return self.length
-
-    def get_max_length(self) -> int:
-        """Return the capacity M."""
-        return self.keys.shape[-2]
-
-    get_max_cache_shape = get_max_length  # in transformers 4.57
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         """Return (key length, key offset) for a query of that length (4.57 passes its positions)."""
@@ -170,10 +186,7 @@ class TreeCache(Cache):
     is_dummy: Sequence[bool] = ()
 
     def __init__(self, layer_shapes: Sequence[LayerShape | None], capacity: int) -> None:
-        counts: dict[BufferShape, int] = {}
-        for shape in layer_shapes:
-            for part in shape.buffers if shape else ():
-                counts[part] = counts.get(part, 0) + 1
+        counts = Counter(part for shape in layer_shapes if shape for part in shape.buffers)
         self.buffers = {
             shape: torch.zeros(
                 (count, shape.num_heads, capacity, shape.head_dim),

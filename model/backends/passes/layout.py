@@ -74,21 +74,16 @@ class CacheLayout:
         self.mixers = Mixers(mixers) if mixers else None
         self.vocab_size = logits.shape[-1]
 
-    def new_cache(
-        self, capacity: int, shapes: Sequence[LayerShape | None] | None = None
-    ) -> TreeCache:
+    def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache of this layout; models with a cache class of their own ask for it."""
-        shapes = self.shapes if shapes is None else shapes
-        own = self._own
+        own, others = self._own, list[Any]()
         if own is None:
-            return TreeCache(shapes, capacity)
-        kind: Any
+            return TreeCache(self.shapes, capacity)
         if issubclass(own, Cache):  # MiniMax's
-            kind = type("TreeCache", (LinearCache, own), {})
-            cache: TreeCache = kind(shapes, capacity)
-            return cache
-        kind = type("TreeCache", (OwnStatesCache, own), {})
-        cache = kind(shapes, capacity, new_cache(self._model), self._first_states)
+            base: type[TreeCache] = LinearCache
+        else:
+            base, others = OwnStatesCache, [new_cache(self._model), self._first_states]
+        cache: TreeCache = type("TreeCache", (base, own), {})(self.shapes, capacity, *others)
         return cache
 
     @property

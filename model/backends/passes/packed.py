@@ -2,7 +2,7 @@
 its own.
 
 Linear layers, norms and activations treat every token by itself, so only attention must tell sequences apart. A
-layer of the `PackedCache` gives each sequence its own new rows, and hands on all rows of every sequence, tied to
+layer of the pass's cache gives each sequence its own new rows, and hands on all rows of every sequence, tied to
 the keys that it returns; `model.kernels.registered_attention` attends sequence by sequence. A model that makes
 other keys of them fails there, and has its sequences in slots (`model.backends.proofs.packing`).
 
@@ -16,7 +16,6 @@ from functools import partial
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 from ...engine.batch import SharedPass
 from ...engine.read_out import Candidates, ReadOut, read_out
@@ -24,26 +23,25 @@ from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.registered_attention import SequenceRows, with_sequences
 from ...machine.hardware import uploaded
 from ..target import TargetModel
-from .cache import TreeCache, TreeCacheLayer
+from .cache import MadeLayer, TreeCache, TreeCacheLayer
 from .masks import Masks, TreeMasks
 from .probes import probes_of_nodes
 
 
-class PackedLayer(CacheLayerMixin):
-    """One layer of the caches of several sequences."""
+class PackedLayer(MadeLayer):
+    """One layer of the caches of several sequences.
 
-    is_compileable = False
-    is_sliding = False
+    Args:
+        layers: of the sequences.
+        sizes: nodes of each sequence, S in all.
+        is_masked: whether a sequence with a single node needs its mask, too: where layers have windows.
+    """
 
     def __init__(
         self, layers: Sequence[TreeCacheLayer], sizes: Sequence[int], is_masked: bool
     ) -> None:
         super().__init__()
         self._layers, self._sizes, self._is_masked = layers, sizes, is_masked
-        self.is_initialized = True
-
-    def lazy_initialization(self, *args: torch.Tensor) -> None:
-        """Do nothing: the buffers of the sequences exist."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -68,29 +66,11 @@ class PackedLayer(CacheLayerMixin):
         """Return the smallest capacity."""
         return min(layer.get_max_length() for layer in self._layers)
 
-    get_max_cache_shape = get_max_length  # in transformers 4.57
-
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         """Return the key length of the longest sequence, and the offset; no mask is made by it, since all are
         given.
         """
         return self.get_seq_length() + max(self._sizes), 0
-
-
-class PackedCache(Cache):
-    """The caches of several sequences for one pass over S nodes.
-
-    Args:
-        caches: of the sequences.
-        sizes: nodes of each sequence, S in all.
-        is_masked: whether a sequence with a single node needs its mask, too: where layers have windows.
-    """
-
-    def __init__(self, caches: Sequence[TreeCache], sizes: Sequence[int], is_masked: bool) -> None:
-        layers = zip(*(cache.layers for cache in caches), strict=True)
-        super().__init__(
-            layers=[PackedLayer(of_sequences, sizes, is_masked) for of_sequences in layers]
-        )
 
 
 class PackedPasses:
@@ -129,7 +109,9 @@ class PackedPasses:
         positions = torch.cat([part + base for part, base in zip(depths, bases, strict=True)])
         with target.kernels(len(token_ids), is_packed=True):
             masks = masks_of_sequences(target.masks, topologies, bases, target.device, target.dtype)
-            cache = PackedCache(caches, sizes, target.masks.has_windows)
+            layers = zip(*(cache.layers for cache in caches), strict=True)
+            is_masked = target.masks.has_windows  # a single node, too
+            cache = Cache(layers=[PackedLayer(some, sizes, is_masked) for some in layers])
             probes = probes_of_nodes(trees)
             return target.run(token_ids, max(bases), cache, masks, positions, probes=probes)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from transformers import Cache
 
-from .cache import LayerShape, TreeCache
+from .cache import LayerShape
 from .static_cache import MOST_MOVED, FixedLayer, GraphCache, PassInputs, StaticStorage
 
 # The last row of a slot is no sequence's: padding that goes beyond the slot is written there.
@@ -35,15 +35,6 @@ class SlotCache(GraphCache):
         storage = slots.parts[index]
         super().__init__(storage, storage.num_rows - NUM_SPARE)
         self.index = index
-
-    def copy_rows(self, other: TreeCache, length: int) -> None:
-        """Copy the first `length` rows of any cache of the same layers."""
-        if isinstance(other, GraphCache):
-            other.flush()
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys[:, :, :length] = theirs.keys[:, :, :length]
-            mine.values[:, :, :length] = theirs.values[:, :, :length]
-        self.set_length(length)
 
     def move_to(self, storage: StaticStorage) -> None:
         """Move to this storage, which has more rows."""
@@ -132,8 +123,6 @@ class SlotRows:
 class SlotsLayer(FixedLayer):
     """One layer of B slots, of which T rows are shown."""
 
-    is_compileable = False
-
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, rows: SlotRows, num_shown: int
     ) -> None:
@@ -141,7 +130,6 @@ class SlotsLayer(FixedLayer):
         self._all = (keys, values)  # [B, M, H, D]
         self._rows = rows
         self.keys, self.values = (part[:, :num_shown].transpose(1, 2) for part in self._all)
-        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

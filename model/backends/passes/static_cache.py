@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 from ...engine.tree import DraftTree
 from ...machine.hardware import uploaded, write
-from .cache import BufferShape, LayerShape, TreeCache, new_layer
+from .cache import BufferShape, LayerShape, MadeLayer, TreeCache, new_layer
 
 # Rows of a sequence that one upload can move; longer accepted paths off the draft's first nodes are rare.
 MOST_MOVED = 32
@@ -147,25 +146,8 @@ class PassRows:
         return torch.arange(count, device=self.start.device) + self.start
 
 
-class FixedLayer(CacheLayerMixin):
-    """One layer's M rows of each sequence, which are there from the start, and are all shown.
-
-    Attributes:
-        keys, values: the rows shown, [B, H, M, D].
-    """
-
-    is_sliding = False
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
-        """Do nothing: the rows exist from the start."""
-
-    def get_max_length(self) -> int:
-        """Return M."""
-        return self.keys.shape[-2]
-
-    get_max_cache_shape = get_max_length  # in transformers 4.57
+class FixedLayer(MadeLayer):
+    """One layer's M rows of each sequence, which are all shown."""
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         return self.keys.shape[-2], 0
@@ -181,7 +163,6 @@ class StaticLayer(FixedLayer):
         self.keys = keys  # [1, H, M, D]
         self.values = values  # [1, H, M, D]
         self.rows = rows
-        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -319,10 +300,12 @@ class GraphCache(TreeCache):
         return sum(buffer.numel() * buffer.element_size() for buffer in self.storage.buffers)
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
-        assert isinstance(other, GraphCache)
-        other.flush()
-        for mine, theirs in zip(self.storage.buffers, other.storage.buffers, strict=True):
-            mine[:, :length] = theirs[:, :length]
+        """Copy the first `length` rows of any cache of the same layers."""
+        if isinstance(other, GraphCache):
+            other.flush()
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.keys[:, :, :length] = theirs.keys[:, :, :length]
+            mine.values[:, :, :length] = theirs.values[:, :, :length]
         self.set_length(length)
 
     def append(self, num_rows: int) -> None:
