@@ -38,7 +38,6 @@ WITH_TRANSFORMERS = {
     *(
         "model.backends.proofs.plain_decoding",
         "model.backends.passes.loaded_model",
-        "model.backends.passes.slot_passes",
     ),
     *(
         "model.backends.states.layers",

@@ -26,6 +26,7 @@ from ...engine.tree import DraftTree, TreeTopology
 from ...engine.verification import Acceptance, accepted_walk, check_finite
 from ...kernels.operations import top_k
 from ...machine.hardware import downloaded, uploaded, write
+from ..passes.slot_passes import masks_of_slots
 from ..passes.static_cache import GraphCache, StaticView
 from ..target import TargetModel
 from .captured import length_bucket
@@ -92,8 +93,7 @@ class StaticDeviceStep:
             num_nodes, num_padded = topology.num_nodes, target.padded_size(topology.num_nodes)
             sees = np.eye(num_padded, dtype=bool)  # padding is seen only by itself
             sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
-            blocked = np.where(sees, 0.0, torch.finfo(target.dtype).min)  # [P, P]
-            self._mask = uploaded(torch.from_numpy(blocked).to(target.dtype), device)
+            self._padded_sees = uploaded(torch.from_numpy(sees)[None], device)  # [1, P, P]
             depths = [*topology.depths, *[0] * (num_padded - num_nodes)]
             self._padded_depths = uploaded(depths, device)  # [P]
 
@@ -151,7 +151,8 @@ class StaticDeviceStep:
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
         padded = torch.nn.functional.pad(token_ids, (0, num_padded - num_nodes))
-        logits = logits_of(target, padded, self._padded_depths, self._mask, view)[:num_nodes]
+        logits = logits_of(target, padded, self._padded_depths, self._padded_sees, view)
+        logits = logits[:num_nodes]
         count = min(max(drafting.num_candidates, 2), logits.shape[1])
         values, candidates = top_k(logits, count)  # [N, k], [N, k]
         values = values.float()
@@ -194,26 +195,13 @@ def logits_of(
     target: TargetModel,
     token_ids: torch.Tensor,
     depths: torch.Tensor,
-    mask: torch.Tensor,
+    sees: torch.Tensor,
     view: StaticView,
 ) -> torch.Tensor:
-    """Return the logits [P, V] of a padded tree: token ids and depths [P], tree mask [P, P]."""
-    num_padded = token_ids.shape[0]
-    view.rows.begin(num_padded)
-    rows = torch.arange(view.num_rows, device=target.device) - view.start  # [M], 0: the root
-    nodes = rows.clamp(0, num_padded - 1)
-    blocked = torch.finfo(mask.dtype).min
-    full = mask[:, nodes].masked_fill(rows >= num_padded, blocked).masked_fill(rows < 0, 0)
-    positions = depths + view.start
-    keys = torch.where(rows < 0, rows, depths[nodes]) + view.start
-    arguments: dict[str, Any] = {
-        "input_ids": token_ids[None],
-        "position_ids": positions[None],
-        "attention_mask": target.masks.by_layer_type(full, positions, keys),
-        target.cache_argument: view,
-    }
-    if "cache_position" in target.parameters:
-        # Without it, transformers 4.57 asks the cache for its length as a number.
-        arguments["cache_position"] = view.rows.next(num_padded)
-    logits: torch.Tensor = target.model(**arguments, use_cache=True, return_dict=True).logits
-    return logits[0]
+    """Return the logits [P, V] of a padded tree: token ids and depths [P], which nodes each sees [1, P, P]."""
+    view.rows.begin(len(token_ids))
+    starts = view.start[None]
+    positions = (depths + starts)[None]
+    masks = masks_of_slots(target.masks, sees, starts, positions, view.num_rows, target.dtype)
+    rows = view.rows.next(len(token_ids))
+    return target.run_batch(token_ids[None], positions, masks, view, rows)[0]

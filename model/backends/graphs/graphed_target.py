@@ -99,9 +99,8 @@ class GraphedTarget(TargetModel):
             )
         self._storage: StaticStorage | None = None
         self._lent: Callable[[], GraphCache | None] = lambda: None
-        self._shapes: set[tuple[int, int]] = (
-            set()
-        )  # of passes so far: (bucket of nodes, bucket of rows)
+        # Of passes so far: (bucket of nodes, bucket of rows).
+        self._shapes: set[tuple[int, int]] = set()
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # calls prepared at the last warm-up
@@ -119,9 +118,6 @@ class GraphedTarget(TargetModel):
         self._hidden_kinds: set[tuple[int, ...]] = set()
         self._num_prepared, self._seconds = 0, 0.0
         self._is_trial = False
-        with torch.inference_mode(False):
-            limits = torch.tensor([0.0, torch.finfo(self.dtype).min], dtype=self.dtype)
-            self._seen, self._blocked = limits.to(self.device)
 
     def like(self, model: PreTrainedModel) -> TargetModel:
         """Return a target of another model, with graphs where it can be captured."""
@@ -347,9 +343,8 @@ class GraphedTarget(TargetModel):
         numbers = inputs.numbers()
         view.start.copy_(numbers.starts[0])
         view.move(numbers.sources, numbers.targets)
-        mask = torch.where(inputs.sees[0], self._seen, self._blocked)
         with self.kernels(inputs.num_padded):
-            logits = logits_of(self, numbers.token_ids[0], numbers.depths[0], mask, view)
+            logits = logits_of(self, numbers.token_ids[0], numbers.depths[0], inputs.sees, view)
         passes.keep_logits(logits)
         return hidden.pop() if hidden else {}
 

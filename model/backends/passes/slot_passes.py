@@ -15,7 +15,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from transformers import Cache
 
 from ...engine.batch import SharedPass
 from ...engine.read_out import ReadOut, joined_read_out, split_read_out
@@ -25,7 +24,7 @@ from ..target import TargetModel
 from .cache import TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
-from .probes import probes_of_sequences, reading_probes
+from .probes import probes_of_sequences
 from .slots import SlotCache, Slots
 from .static_cache import SequenceNodes
 
@@ -157,32 +156,11 @@ class SlotPasses:
         masks = masks_of_slots(
             target.masks, inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
         )
+        nodes = torch.arange(shape.num_nodes, device=target.device)
         with target.kernels(shape.num_nodes):
-            logits = self._logits(numbers.token_ids, positions, masks, view, probes)
+            logits = target.run_batch(numbers.token_ids, positions, masks, view, nodes, probes)
         kept = target.stored(slots.storage, logits.flatten(0, 1))
         return Computed(kept, hidden.pop() if hidden else {})
-
-    def _logits(
-        self,
-        token_ids: torch.Tensor,  # [B, N]
-        positions: torch.Tensor,  # [B, N]
-        masks: Masks,
-        cache: Cache,
-        probes: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Run the model on N tokens of each of B sequences, as a batch; return logits [B, N, V]."""
-        target = self._target
-        arguments: dict[str, object] = {target.cache_argument: cache, "attention_mask": masks}
-        if "position_ids" in target.parameters:
-            arguments["position_ids"] = positions
-        if "cache_position" in target.parameters:
-            # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
-            arguments["cache_position"] = torch.arange(token_ids.shape[1], device=target.device)
-        with reading_probes(target.model.get_input_embeddings(), token_ids, probes) as input_ids:
-            logits: torch.Tensor = target.model(
-                input_ids=input_ids, **arguments, use_cache=True, return_dict=True
-            ).logits
-        return logits
 
 
 def _slot(cache: TreeCache) -> SlotCache:
