@@ -182,11 +182,8 @@ def _layer_shape(cache: Any, index: int) -> LayerShape | None:
     layer = layers[index] if index < len(layers) else None
     parts = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
     if not isinstance(cache, Cache):
-        parts = [
-            own_cache_rows(cache, "key_cache", index),
-            own_cache_rows(cache, "value_cache", index),
-            None,
-        ]
+        names = ("key_cache", "value_cache")
+        parts = [*(own_cache_rows(cache, name, index) for name in names), None]
     keys, values, index_keys = (
         None
         if part is None or part.numel() == 0

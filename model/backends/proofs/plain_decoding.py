@@ -38,14 +38,12 @@ class PlainDecoding:
         target: the model.
 
     Attributes:
-        code: the model's own code.
-        is_stepwise: whether the model is read token by token because of it.
+        is_stepwise: whether the model is read token by token, because it has code of its own.
     """
 
     def __init__(self, target: TargetModel) -> None:
         self._target = target
-        self.code = OwnCode.of(target.model)
-        self.is_stepwise = bool(self.code)
+        self.is_stepwise = bool(OwnCode.of(target.model))
 
     def path_logits(self, prefix: Sequence[int], path: Sequence[int]) -> torch.Tensor:
         """Return the logits [n, V] after every token of a path, the first of which is the prompt's last."""

@@ -17,7 +17,7 @@ Shapes: N nodes, n nodes of one depth, D hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -195,12 +195,12 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
     Raises:
         ValueError: if two modules read the states of one layer.
     """
-    stack: list[nn.Module] = []
+    entered: list[nn.Module] = []
     found: dict[int, nn.Module] = {}
     thread = get_ident()  # others may run the model meanwhile
 
     def report(index: int) -> None:
-        if found.setdefault(index, stack[-1]) is not stack[-1]:
+        if found.setdefault(index, entered[-1]) is not entered[-1]:
             raise ValueError(f"the states of layer {index} are read by more than one module")
 
     def watched(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -212,33 +212,22 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
 
     def enter(module: nn.Module, *_: Any) -> None:
         if get_ident() == thread:
-            stack.append(module)
+            entered.append(module)
 
     def leave(*_: Any) -> None:
         if get_ident() == thread:
-            stack.pop()
+            entered.pop()
 
-    hooks = [
-        hook
-        for module in model.modules()
-        for hook in (
-            module.register_forward_pre_hook(enter),
-            module.register_forward_hook(leave, always_call=True),
-        )
-    ]
-    readers = [name for name in READERS if hasattr(cache, name)]
-    for name in readers:
-        setattr(cache, name, partial(watched, getattr(cache, name)))
-    containers = {name: getattr(cache, name) for name in CONTAINERS if hasattr(cache, name)}
-    for name, container in containers.items():
-        setattr(cache, name, WatchedContainer(container, report))
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        for name in filter(partial(hasattr, cache), READERS):
+            setattr(cache, name, partial(watched, getattr(cache, name)))
+            stack.callback(delattr, cache, name)
+        for name in filter(partial(hasattr, cache), CONTAINERS):
+            container = getattr(cache, name)
+            setattr(cache, name, WatchedContainer(container, report))
+            stack.callback(setattr, cache, name, container)
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name in readers:
-            delattr(cache, name)
-        for name, container in containers.items():
-            setattr(cache, name, container)
     return found
