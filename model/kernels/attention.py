@@ -49,7 +49,7 @@ from .registered_attention import (
     register_attention,
     usual_attention,
 )
-from .short_pass import DTYPES, attend, short_pass_kernel
+from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 
@@ -109,7 +109,10 @@ def few_queries_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend(query, key, value, attention_mask, scale, is_causal), None
+    attended: torch.Tensor = torch.ops.token_recycling.attend.default(
+        query, key, value, attention_mask, scale, is_causal
+    )
+    return attended, None
 
 
 def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:

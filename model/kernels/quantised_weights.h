@@ -104,27 +104,21 @@ struct Q4_1 {
   }
 };
 
-struct Q8_0 {
-  static constexpr int64_t SIZE = 32, BYTES = 34;
+// Whole numbers of eight bits, after their scale: in half precision, or torchao's in float32.
+template <int64_t SCALE_BYTES>
+struct EightBits {
+  static constexpr int64_t SIZE = 32, BYTES = SCALE_BYTES + SIZE;
   static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
-    const Bytes block = row + part * BYTES;
-    const float scale = half_at(block);
-    scaled(bytes_at(block + 2), scale, weights);
-    scaled(bytes_at(block + 18), scale, weights + VECTORS / 2);
+    const Bytes block = row + part * BYTES, numbers = block + SCALE_BYTES;
+    float scale = half_at(block);
+    if constexpr (SCALE_BYTES == sizeof(scale)) std::memcpy(&scale, block, sizeof(scale));
+    scaled(bytes_at(numbers), scale, weights);
+    scaled(bytes_at(numbers + 16), scale, weights + VECTORS / 2);
   }
 };
 
-// torchao's whole numbers of eight bits, after their scale in float32.
-struct Int8 {
-  static constexpr int64_t SIZE = 32, BYTES = 36;
-  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
-    const Bytes block = row + part * BYTES;
-    float scale;
-    std::memcpy(&scale, block, sizeof(scale));
-    scaled(bytes_at(block + 4), scale, weights);
-    scaled(bytes_at(block + 20), scale, weights + VECTORS / 2);
-  }
-};
+using Q8_0 = EightBits<2>;
+using Int8 = EightBits<4>;
 
 // A scale and an offset for each part, of six bits each.
 struct Q4_K {

@@ -330,29 +330,24 @@ void largest_of(const T* numbers, int64_t V, int64_t k, float* values, int64_t* 
   for (; i < V; ++i) consider(i);
 }
 
-template <typename T>
-void largest_of_rows(const at::Tensor& logits, int64_t k, at::Tensor& values, at::Tensor& places) {
-  const int64_t n = logits.size(0), V = logits.size(1);
-  const T* numbers = logits.const_data_ptr<T>();
-  float* found = values.mutable_data_ptr<float>();
-  int64_t* where = places.mutable_data_ptr<int64_t>();
-  at::parallel_for(0, n, std::max<int64_t>(1, GRAIN / V), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      largest_of(numbers + row * V, V, k, found + row * k, where + row * k);
-    }
-  });
-}
-
 // The k largest logits of every row [n, V], falling, float32 [n, k], and their columns, int64 [n, k].
 std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) {
   TORCH_CHECK(
       logits.dim() == 2 && 0 < k && k <= logits.size(1),
       "largest: got ", k, " of ", logits.sizes(), "; allowed: 1 to V of [n, V]");
   const at::Tensor rows = logits.contiguous();
-  at::Tensor values = at::empty({rows.size(0), k}, rows.options().dtype(at::kFloat));
-  at::Tensor places = at::empty({rows.size(0), k}, rows.options().dtype(at::kLong));
+  const int64_t n = rows.size(0), V = rows.size(1);
+  at::Tensor values = at::empty({n, k}, rows.options().dtype(at::kFloat));
+  at::Tensor places = at::empty({n, k}, rows.options().dtype(at::kLong));
+  float* found = values.mutable_data_ptr<float>();
+  int64_t* where = places.mutable_data_ptr<int64_t>();
   for_dtype(rows.scalar_type(), "largest", [&](auto number) {
-    largest_of_rows<decltype(number)>(rows, k, values, places);
+    const auto* numbers = rows.const_data_ptr<decltype(number)>();
+    at::parallel_for(0, n, std::max<int64_t>(1, GRAIN / V), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        largest_of(numbers + row * V, V, k, found + row * k, where + row * k);
+      }
+    });
   });
   return {values, places};
 }
@@ -409,22 +404,24 @@ at::Tensor captured_attention(const at::Tensor& query, const at::Tensor&, const 
 }  // namespace
 
 TORCH_LIBRARY(token_recycling, library) {
-  library.def("few_rows(Tensor rows, Tensor weight, Tensor? bias) -> Tensor");
+  const auto on_cpu = [](auto* function) { return torch::dispatch(c10::DispatchKey::CPU, function); };
+  library.def("few_rows(Tensor rows, Tensor weight, Tensor? bias) -> Tensor", on_cpu(linear));
   // Any layout is fine: without this tag torch.compile copies the cache to change its layout.
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal=False) -> Tensor",
-      {at::Tag::flexible_layout});
-  library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]");
-  library.def("dequantised(Tensor weight, ScalarType dtype) -> Tensor");
-  library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor");
-  library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor");
+      on_cpu(few_rows::attend), {at::Tag::flexible_layout});
+  library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]", on_cpu(linears));
+  library.def("dequantised(Tensor weight, ScalarType dtype) -> Tensor", on_cpu(dequantised));
+  library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor", on_cpu(few_rows::norm));
+  library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor", on_cpu(few_rows::rotate));
   library.def(
       "attend_with_cache(Tensor query, Tensor keys, Tensor values, Tensor(a!) key_buffer, Tensor(b!) value_buffer, "
-      "Tensor mask, float scale, int length) -> Tensor");
-  library.def("checksum(Tensor bytes) -> int");
-  library.def("gated(Tensor gate, Tensor rows) -> Tensor");
-  library.def("captured_update(Tensor keys, Tensor values) -> (Tensor, Tensor)");
-  library.def("captured_attention(Tensor query, Tensor key, Tensor value) -> Tensor");
+      "Tensor mask, float scale, int length) -> Tensor",
+      on_cpu(few_rows::attend_with_cache));
+  library.def("checksum(Tensor bytes) -> int", on_cpu(checksum));
+  library.def("gated(Tensor gate, Tensor rows) -> Tensor", on_cpu(few_rows::gated));
+  library.def("captured_update(Tensor keys, Tensor values) -> (Tensor, Tensor)", on_cpu(captured_update));
+  library.def("captured_attention(Tensor query, Tensor key, Tensor value) -> Tensor", on_cpu(captured_attention));
   library.class_<few_rows::Program>("Program")
       .def(torch::init<>())
       .def("operation", &few_rows::Program::operation)
@@ -435,20 +432,5 @@ TORCH_LIBRARY(token_recycling, library) {
       .def("list", &few_rows::Program::list)
       .def("result", &few_rows::Program::result)
       .def("run", &few_rows::Program::run);
-  library.def("largest(Tensor logits, int k) -> (Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
-  library.impl("few_rows", linear);
-  library.impl("captured_update", captured_update);
-  library.impl("captured_attention", captured_attention);
-  library.impl("few_rows_of_layers", linears);
-  library.impl("dequantised", dequantised);
-  library.impl("norm", few_rows::norm);
-  library.impl("rotate", few_rows::rotate);
-  library.impl("attend", few_rows::attend);
-  library.impl("attend_with_cache", few_rows::attend_with_cache);
-  library.impl("checksum", checksum);
-  library.impl("gated", few_rows::gated);
-  library.impl("largest", largest);
+  library.def("largest(Tensor logits, int k) -> (Tensor, Tensor)", on_cpu(largest));
 }

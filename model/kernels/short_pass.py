@@ -24,13 +24,7 @@ from ..machine.files import BuildError, built
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("short_pass.cpp")
-HEADERS = tuple(
-    SOURCE.with_name(f"{name}.h")
-    for name in (
-        *("short_pass", "quantised_weights", "program", "row_operations", "short_attention"),
-        "held_objects",
-    )
-)
+HEADERS = sorted(SOURCE.parent.glob("*.h"))
 # torch's vector classes by the processor's instruction set.
 INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
@@ -69,25 +63,6 @@ def short_pass_kernel() -> str | None:
         torch.library.register_fake("token_recycling::attend", _attended)
         torch.library.register_fake("token_recycling::largest", _largest)
     return library.stem
-
-
-def attend(
-    query: torch.Tensor,  # [1, H, n, D]
-    key: torch.Tensor,  # [1, K, T, D], for H / K heads of queries each
-    value: torch.Tensor,  # [1, K, T, E]
-    mask: torch.Tensor | None,  # [1, 1, n, T], boolean (True: seen) or additive
-    scale: float,
-    is_causal: bool = False,  # whether the last query sees all keys, and each earlier one a key less
-) -> torch.Tensor:
-    """Return values [1, n, H, E] attended by the kernel for a few queries; it must be available.
-
-    Raises:
-        RuntimeError: if shapes or dtypes do not fit.
-    """
-    attended: torch.Tensor = torch.ops.token_recycling.attend.default(
-        query, key, value, mask, scale, is_causal
-    )
-    return attended
 
 
 def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
