@@ -302,7 +302,7 @@ class TargetModel(PassShapes, LoadedModel):
         positions: torch.Tensor,  # [B, N]
         masks: Masks,
         cache: Cache,
-        rows: torch.Tensor,  # that a pass writes, or stands for them, [N]
+        rows: torch.Tensor | None = None,  # that a pass writes, [N]; None: each sequence has others
         probes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the model on N tokens of each of B sequences, as a batch; return logits [B, N, V]."""
@@ -311,7 +311,8 @@ class TargetModel(PassShapes, LoadedModel):
             arguments["position_ids"] = positions
         if "cache_position" in self.parameters:
             # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
-            arguments["cache_position"] = rows
+            nodes = torch.arange(token_ids.shape[1], device=self.device) if rows is None else rows
+            arguments["cache_position"] = nodes
         with reading_probes(self.model.get_input_embeddings(), token_ids, probes) as input_ids:
             logits: torch.Tensor = self.model(
                 input_ids=input_ids, **arguments, use_cache=True, return_dict=True

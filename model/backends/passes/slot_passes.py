@@ -156,9 +156,8 @@ class SlotPasses:
         masks = masks_of_slots(
             target.masks, inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
         )
-        nodes = torch.arange(shape.num_nodes, device=target.device)
         with target.kernels(shape.num_nodes):
-            logits = target.run_batch(numbers.token_ids, positions, masks, view, nodes, probes)
+            logits = target.run_batch(numbers.token_ids, positions, masks, view, None, probes)
         kept = target.stored(slots.storage, logits.flatten(0, 1))
         return Computed(kept, hidden.pop() if hidden else {})
 
