@@ -37,8 +37,8 @@ def telling_worker(meeting: Path) -> type:
         def __init__(self, number: int) -> None:
             self._number = number
 
-        def load(self, *_: object) -> SimpleNamespace:
-            return SimpleNamespace(mistake=None, notes=[])
+        def load(self, *_: object) -> tuple[None, list[str]]:
+            return None, []
 
         def answer(self, question: Any, _: object) -> SimpleNamespace:
             (meeting / str(self._number)).touch()
