@@ -296,29 +296,6 @@ class TargetModel(PassShapes, LoadedModel):
             ).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
 
-    def run_batch(
-        self,
-        token_ids: torch.Tensor,  # [B, N]
-        positions: torch.Tensor,  # [B, N]
-        masks: Masks,
-        cache: Cache,
-        rows: torch.Tensor | None = None,  # that a pass writes, [N]; None: each sequence has others
-        probes: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Run the model on N tokens of each of B sequences, as a batch; return logits [B, N, V]."""
-        arguments: dict[str, object] = {self.cache_argument: cache, "attention_mask": masks}
-        if "position_ids" in self.parameters:
-            arguments["position_ids"] = positions
-        if "cache_position" in self.parameters:
-            # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
-            nodes = torch.arange(token_ids.shape[1], device=self.device) if rows is None else rows
-            arguments["cache_position"] = nodes
-        with reading_probes(self.model.get_input_embeddings(), token_ids, probes) as input_ids:
-            logits: torch.Tensor = self.model(
-                input_ids=input_ids, **arguments, use_cache=True, return_dict=True
-            ).logits
-        return logits
-
     def _forget_longer_texts(self) -> None:
         """Let dynamic rotary embeddings begin again at their border, as transformers does at any short pass.
 

@@ -26,7 +26,7 @@ from ...engine.tree import DraftTree, TreeTopology
 from ...engine.verification import Acceptance, accepted_walk, check_finite
 from ...kernels.operations import top_k
 from ...machine.hardware import downloaded, uploaded, write
-from ..passes.slot_passes import masks_of_slots
+from ..passes.slot_passes import masks_of_slots, run_batch
 from ..passes.static_cache import GraphCache, StaticView
 from ..target import TargetModel
 from .captured import length_bucket
@@ -204,4 +204,4 @@ def logits_of(
     positions = (depths + starts)[None]
     masks = masks_of_slots(target.masks, sees, starts, positions, view.num_rows, target.dtype)
     rows = view.rows.next(len(token_ids))
-    return target.run_batch(token_ids[None], positions, masks, view, rows)[0]
+    return run_batch(target, token_ids[None], positions, masks, view, rows)[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from ..target import TargetModel
 from .cache import TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
-from .probes import probes_of_sequences
+from .probes import probes_of_sequences, reading_probes
 from .slots import SlotCache, Slots
 from .static_cache import SequenceNodes
 
@@ -157,7 +157,7 @@ class SlotPasses:
             target.masks, inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
         )
         with target.kernels(shape.num_nodes):
-            logits = target.run_batch(numbers.token_ids, positions, masks, view, None, probes)
+            logits = run_batch(target, numbers.token_ids, positions, masks, view, None, probes)
         kept = target.stored(slots.storage, logits.flatten(0, 1))
         return Computed(kept, hidden.pop() if hidden else {})
 
@@ -191,3 +191,27 @@ def masks_of_slots(
     if kinds.has_windows:
         keys = torch.where(is_before, rows, positions.gather(1, inside))[:, None]  # [B, 1, T]
     return kinds.by_layer_type(full, positions, keys)
+
+
+def run_batch(
+    target: TargetModel,
+    token_ids: torch.Tensor,  # [B, N]
+    positions: torch.Tensor,  # [B, N]
+    masks: Masks,
+    cache: Any,  # Hugging Face's `Cache`
+    rows: torch.Tensor | None = None,  # that a pass writes, [N]; None: each sequence has others
+    probes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run the model on N tokens of each of B sequences, as a batch; return logits [B, N, V]."""
+    arguments: dict[str, object] = {target.cache_argument: cache, "attention_mask": masks}
+    if "position_ids" in target.parameters:
+        arguments["position_ids"] = positions
+    if "cache_position" in target.parameters:
+        # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
+        nodes = torch.arange(token_ids.shape[1], device=target.device) if rows is None else rows
+        arguments["cache_position"] = nodes
+    with reading_probes(target.model.get_input_embeddings(), token_ids, probes) as input_ids:
+        logits: torch.Tensor = target.model(
+            input_ids=input_ids, **arguments, use_cache=True, return_dict=True
+        ).logits
+    return logits
