@@ -42,8 +42,8 @@ class AcceptanceRates:
     def reset(self) -> None:
         self.array[:] = self._prior, [self._strength] * len(self._prior)
 
-    def learn(self, kind: int, came_true: float) -> None:
-        """Count one guess, or the guesses of a step that came true."""
+    def learn(self, kind: int, came_true: bool) -> None:
+        """Count one guess."""
         weight = min(self._weights[kind] + 1.0, self._memory)
         self._weights[kind] = weight
         self.rates[kind] += (came_true - self.rates[kind]) / weight

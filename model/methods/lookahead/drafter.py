@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...budget.acceptance import AcceptanceRates, Backoff
+from ...budget.acceptance import Backoff
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import VerifiedStep
@@ -61,6 +61,19 @@ class _Nodes(NamedTuple):
     last_nodes: list[int]
 
 
+class _Gain:
+    """Mean of the drafted tokens that a step with a draft accepted lately."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.mean = FIRST_GAIN
+
+    def learn(self, num_accepted: int) -> None:
+        self.mean += (num_accepted - self.mean) / MEMORY
+
+
 class LookaheadDrafter(CostAwareDrafter):
     config_class = LookaheadConfig
     auto_options = MappingProxyType({"budget": "auto"})
@@ -73,9 +86,7 @@ class LookaheadDrafter(CostAwareDrafter):
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._last_nodes: list[int] = []
         self.wants_costs = config.budget == "auto"
-        # Of one kind: the drafted tokens that a step with a draft accepted lately, on average.
-        self._gain = AcceptanceRates([FIRST_GAIN], strength=MEMORY, memory=MEMORY)
-        self._backoff = Backoff()
+        self._gain, self._backoff = _Gain(), Backoff()
 
     def reset(self) -> None:
         """Forget the learned gain; the window and the pool belong to one text and `start` clears them."""
@@ -98,7 +109,7 @@ class LookaheadDrafter(CostAwareDrafter):
         cost_curve = budget.cost_curve
         if cost_curve:
             # Window and guesses pay as a whole, or not: they cannot be drafted in part.
-            rate = (1.0 + self._gain.rates[0]) / cost_curve.of(len(tokens))
+            rate = (1.0 + self._gain.mean) / cost_curve.of(len(tokens))
             if not self._backoff.allow(rate > 1.0 / cost_curve.milliseconds[0]):
                 tokens, parents, last_nodes = tokens[:1], parents[:1], []
         self._last_nodes = last_nodes
@@ -122,7 +133,7 @@ class LookaheadDrafter(CostAwareDrafter):
     def observe(self, step: VerifiedStep) -> None:
         """Move the window on by one position; a full window gives W new n-grams."""
         if step.tree.topology.num_nodes > 1:
-            self._gain.learn(0, len(step.acceptance.tokens) - 1)
+            self._gain.learn(len(step.acceptance.tokens) - 1)
         if not self._last_nodes:
             return
         predictions = [step.acceptance.predictions[node] for node in self._last_nodes]
