@@ -41,8 +41,15 @@ class ShareClock:
         self._seconds = 0.0  # of one share since the clock was made
         self._last = time.perf_counter()
 
-    def count(self, change: int) -> float:
-        """Begin (1) or end (-1) a request; return the clock's seconds, which differ by its share."""
+    def begin(self) -> float:
+        """Begin a request; return the clock's seconds."""
+        return self._count(1)
+
+    def end(self) -> float:
+        """End a request; return the clock's seconds, whose difference to its begin is its share."""
+        return self._count(-1)
+
+    def _count(self, change: int) -> float:
         with self._lock:
             now = time.perf_counter()
             if self._num_under_way:
@@ -85,12 +92,12 @@ class ServerAnswerer(Answerer):
         messages = asked_messages(prompt.question, prompt.turn, prompt.answers)
         try:
             before = client.counters() if is_alone else {}
-            begin = self._clock.count(1)
+            begin = self._clock.begin()
             try:
                 seed = self._sampling.seed + prompt.choice
                 reply = client.reply(messages, self._sampling, seed, prompt.question.tools)
             finally:
-                end = self._clock.count(-1)
+                end = self._clock.end()
             after = client.counters() if is_alone and not reply.speculative_decoding else {}
         except EndpointError as error:
             return Failure(str(error))
