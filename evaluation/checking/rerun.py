@@ -67,6 +67,8 @@ class ModelJudge(FileJudge):
 
     _conversation: Conversation
     _judge: Judge
+    # Whether rows may lack the prompt's length, which then is not compared.
+    _may_lack_length = False
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
         """Judge the answers that differ at these places, after measuring the noise on texts of the first file."""
@@ -93,7 +95,8 @@ class ModelJudge(FileJudge):
             choices = side[question_id].choices if question_id in side else ()
             for choice in choices[choice_index : choice_index + 1]:
                 recorded = choice.prompt_length(turn)
-                if recorded not in (None, len(prompt_ids)):
+                is_unknown = recorded is None and self._may_lack_length
+                if recorded != len(prompt_ids) and not is_unknown:
                     raise UserError(
                         f"model_path: question {question_id!r}, turn {turn}: the prompt has {len(prompt_ids)} "
                         f"tokens, the answers say {recorded}; give the model that answered"
@@ -160,6 +163,8 @@ class ServedReplay(ModelJudge):
     The dtype of the model's options is the servers', as far as is known. A `UserError` if the files are not of
     equal questions, were sampled, or questions or model are missing.
     """
+
+    _may_lack_length = True  # not every server tells it
 
     def __init__(
         self, paths: Paths, rows: Rows, options: ModelOptions, question_file: str | None
