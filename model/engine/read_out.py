@@ -6,11 +6,15 @@ change places between a tree and a single token: a near-tie.
 Logit samples are the logits of a few tokens spread evenly over the vocabulary. Logits are linear in
 the last hidden state, so close states have close samples, and every model gives logits.
 
+Drafters get logits in sixteenths, the steps that bfloat16 itself has from 8 to 16: what they weigh needs no more,
+and a recording of it is small (`evaluation.record`). Verification decides by the logits as they are.
+
 Shapes: N nodes, V vocabulary, k candidates, S logit samples.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +29,8 @@ from .tree import DraftTree
 USUAL_CANDIDATES = 8
 # Tokens whose logits are sampled; a smaller vocabulary is used whole.
 NUM_LOGIT_SAMPLES = 64
-
+# Drafters get logits rounded to 1 / LOGIT_STEPS.
+LOGIT_STEPS = 16
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
 # a forward pass; the noise measured on the demo model in float32 is 6 such steps.
@@ -43,7 +48,7 @@ class Candidates(NamedTuple):
     """
 
     token_ids: list[list[int]]  # k for each of N nodes, the likeliest first
-    logits: list[list[float]]  # of these tokens
+    logits: list[list[float]]  # of these tokens, `rounded`
 
 
 class ReadOut(NamedTuple):
@@ -51,7 +56,8 @@ class ReadOut(NamedTuple):
 
     node_tokens: list[int]  # [N]
     candidates: Candidates
-    logit_samples: torch.Tensor | None  # float32 [N, S]; None if they are not wanted
+    logit_samples: torch.Tensor | None  # float32 [N, S], `rounded`; None if they are not wanted
+    gaps: list[float]  # of the two largest logits, not rounded [N]; infinite if only one was read
 
 
 # A function such as `read_out`, with all its arguments.
@@ -72,8 +78,8 @@ def read_out(
         return split_read_out(tree, downloaded(joined), count, tokens is not None)
     values, token_ids = _likeliest(logits, num_candidates)
     logit_samples = logit_samples_of(logits) if with_samples else None
-    found = Candidates(token_ids.tolist(), values.tolist())
-    return ReadOut(tree.token_ids.tolist(), found, logit_samples)
+    found = Candidates(token_ids.tolist(), rounded(values).tolist())
+    return ReadOut(tree.token_ids.tolist(), found, logit_samples, _gaps(values).tolist())
 
 
 def joined_read_out(
@@ -85,14 +91,14 @@ def joined_read_out(
     """Return the input of `split_read_out`, on the device of the logits [N, V], as one int32 tensor with a row a
     node.
 
-    Columns: candidates [N, k], their logits [N, k], logit samples [N, S] if wanted, and the nodes' tokens [N]
-    if they are given.
+    Columns: candidates [N, k], their logits [N, k], gaps [N], logit samples [N, S] if wanted, and the nodes' tokens
+    [N] if they are given.
     """
     values, candidates = _likeliest(logits, num_candidates)
-    numbers = values.float()
+    numbers = [rounded(values), _gaps(values)[:, None].float()]
     if with_samples:
-        numbers = torch.cat((numbers, logit_samples_of(logits)), dim=1)
-    parts = [candidates.int(), numbers.view(torch.int32)]
+        numbers.append(logit_samples_of(logits))
+    parts = [candidates.int(), torch.cat(numbers, dim=1).view(torch.int32)]
     if token_ids is not None:
         parts.append(token_ids[:, None].int())
     return torch.cat(parts, dim=1)
@@ -105,10 +111,11 @@ def split_read_out(
     count, end = num_candidates, joined.shape[1] - has_tokens
     joined = joined[: tree.topology.num_nodes]
     tokens = joined[:, end] if has_tokens else tree.token_ids
-    values = joined[:, count : 2 * count].view(torch.float32)
-    logit_samples = joined[:, 2 * count : end].view(torch.float32)
+    numbers = joined[:, count:end].view(torch.float32)
+    values, gaps, samples = numbers.split((count, 1, numbers.shape[1] - count - 1), dim=1)
     found = Candidates(joined[:, :count].tolist(), values.tolist())
-    return ReadOut(tokens.tolist(), found, logit_samples if logit_samples.shape[1] else None)
+    with_samples = samples.shape[1] > 0
+    return ReadOut(tokens.tolist(), found, samples if with_samples else None, gaps[:, 0].tolist())
 
 
 def _likeliest(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,6 +127,24 @@ def _likeliest(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor,
     return top_k(logits, count)
 
 
+def _gaps(values: torch.Tensor) -> torch.Tensor:
+    """Return the difference of the two largest logits of every row [N, k], [N]."""
+    if values.shape[1] == 1:
+        return torch.full_like(values[:, 0], math.inf)
+    return values[:, 0] - values[:, 1]
+
+
+def rounded(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits as drafters get them, float32 of the same shape."""
+    return (logits.float() * LOGIT_STEPS).round_().div_(LOGIT_STEPS)
+
+
+def likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k largest logits of every row [N, V], `rounded`, and their tokens, each [N, k]."""
+    values, token_ids = top_k(logits, k)
+    return rounded(values), token_ids
+
+
 def sampled_ids(vocab_size: int) -> range:
     """Return the S tokens whose logits are sampled."""
     count = min(NUM_LOGIT_SAMPLES, vocab_size)
@@ -129,7 +154,7 @@ def sampled_ids(vocab_size: int) -> range:
 def logit_samples_of(logits: torch.Tensor) -> torch.Tensor:
     """Return the logit samples of logits [N, V], float32 [N, S]."""
     ids = sampled_ids(logits.shape[-1])
-    return logits[:, ids.start : ids.stop : ids.step].float()
+    return rounded(logits[:, ids.start : ids.stop : ids.step])
 
 
 def tie_margin(dtype: torch.dtype) -> float:

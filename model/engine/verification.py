@@ -105,13 +105,16 @@ def verify(
     """
     # Near-ties need the two largest logits.
     num_read = max(num_candidates, 2 if tie_margin else 1)
-    node_tokens, candidates, logit_samples = read(tree, logits, num_read, with_samples)
+    node_tokens, candidates, logit_samples, gaps = read(tree, logits, num_read, with_samples)
 
     def choose(node: int, emitted: list[int]) -> int | None:
         check_finite(candidates.logits[node][0])
         if rule is not None:
             return rule.choose(logits[node], [*prefix, *emitted], tie_margin)
-        return _likeliest(candidates, node, logits, tie_margin)
+        if gaps[node] < tie_gap(candidates.logits[node][0], tie_margin):
+            return None
+        # Of equals the first as in plain decoding.
+        return candidates.token_ids[node][0] if gaps[node] else int(logits[node].argmax())
 
     def ends(emitted: list[int]) -> bool:
         return stop is not None and stop([*prefix, *emitted])
@@ -165,18 +168,6 @@ def accepted_walk(
             path = topology.path_to(matching[0] if matching else node)
             return Walk(path, emitted, is_stopped=is_stopped)
         frontier = matching
-
-
-def _likeliest(
-    candidates: Candidates, node: int, logits: torch.Tensor, tie_margin: float
-) -> int | None:
-    """Return the likeliest token after a node, of equals the first as in plain decoding; None at a near-tie."""
-    largest, *others = candidates.logits[node][:2]
-    if others and largest - others[0] < tie_gap(largest, tie_margin):
-        return None
-    if others and largest == others[0]:
-        return int(logits[node].argmax())
-    return candidates.token_ids[node][0]
 
 
 def check_finite(largest: float) -> None:

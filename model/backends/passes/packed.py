@@ -127,14 +127,13 @@ def read_out_of_sequences(
     whole = DraftTree(
         torch.cat([tree.token_ids for tree in trees]), TreeTopology.chain(len(logits))
     )
-    tokens, candidates, logit_samples = read_out(whole, logits, num_candidates, with_samples)
+    tokens, candidates, samples, gaps = read_out(whole, logits, num_candidates, with_samples)
     found, begin = [], 0
     for tree in trees:
         rows = slice(begin, begin + tree.topology.num_nodes)
         part = Candidates(candidates.token_ids[rows], candidates.logits[rows])
-        found.append(
-            ReadOut(tokens[rows], part, None if logit_samples is None else logit_samples[rows])
-        )
+        own = None if samples is None else samples[rows]
+        found.append(ReadOut(tokens[rows], part, own, gaps[rows]))
         begin = rows.stop
     return found
 

@@ -29,8 +29,8 @@ import torch
 from ...budget.memory import MAX_BYTES, check_topk
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
+from ...engine.read_out import likeliest
 from ...engine.tree import DraftTree
-from ...kernels.operations import top_k
 from ...options import STARTS, Options, option
 from .sources import NONE, EarlierText, SuccessorTable
 
@@ -184,7 +184,7 @@ class GooseDrafter(Drafter):
         self._rate = FIRST_RATE
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        values, top_ids = top_k(logits, self.needs.num_candidates)  # [C, k]
+        values, top_ids = likeliest(logits, self.needs.num_candidates)  # [C, k]
         before = [self._before_chunk, *token_ids[:-1]]
         self._table.write(before, token_ids, top_ids.tolist(), values.tolist())
         self._before_chunk = token_ids[-1]

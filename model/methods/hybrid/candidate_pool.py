@@ -21,13 +21,13 @@ import torch
 from ...budget.acceptance import MEMORY, AcceptanceRates
 from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
 from ...budget.memory import check_tensor
+from ...engine.read_out import LOGIT_STEPS
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from .tables import (
     FIRST,
     LARGEST_LOGIT,
     LENGTH,
-    LOGIT_STEPS,
     NUM_CODES,
     NUM_STEPS,
     Neighbours,
@@ -127,7 +127,7 @@ class CandidatePool(Growth):
             "in_text_weight": IN_TEXT_WEIGHT,
             "most_observations": MEMORY,
             "largest_logit": LARGEST_LOGIT,
-            "logit_steps": LOGIT_STEPS,
+            "logit_steps": float(LOGIT_STEPS),
             "guide_offset": GUIDE_OFFSET,
             "guide_slope": GUIDE_SLOPE,
             "minus_edges": np.array(MINUS_EDGES),

@@ -32,9 +32,8 @@ from ...budget.memory import check_names, check_size, check_topk
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.read_out import logit_samples_of
+from ...engine.read_out import likeliest, logit_samples_of
 from ...engine.tree import DraftTree
-from ...kernels.operations import top_k
 from ...options import Options, budget_option, option, start_option
 from .. import METHODS, drafter_class
 from ..heads.mtp.guesser import MtpGuesser
@@ -137,7 +136,7 @@ class HybridDrafter(CostAwareDrafter):
         self._before = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        values, top_ids = top_k(logits, self.needs.num_candidates)
+        values, top_ids = likeliest(logits, self.needs.num_candidates)
         text = (*self._before, *token_ids)
         logit_samples = logit_samples_of(logits).cpu() if self.needs.logit_samples else None
         begin = len(self._before)

@@ -41,8 +41,7 @@ NOBODY = -1
 LENGTH = 127
 # Similarity: a cosine from 0 (or below) to 1, in this many steps.
 NUM_STEPS = 16
-# Logits are cut at this size and rounded to 1 / LOGIT_STEPS.
-LARGEST_LOGIT, LOGIT_STEPS = 1000.0, 256.0
+LARGEST_LOGIT = 1000.0  # larger ones are cut
 NAMES_IN_CPP = ("before", "after", "record_tokens", "record_rows")
 
 

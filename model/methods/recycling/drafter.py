@@ -33,8 +33,8 @@ from ...budget.paced import CostAwareDrafter
 from ...budget.tree_template import TreeTemplate, read_rank_paths
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
+from ...engine.read_out import likeliest
 from ...engine.tree import DraftTree
-from ...kernels.operations import top_k
 from ...machine.hardware import Kept
 from ...options import Options, option, start_option, unknown_name
 from .adjacency import AdjacencyMatrix, DeviceTemplate
@@ -222,7 +222,7 @@ class RecyclingDrafter(CostAwareDrafter):
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
-        values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
+        values, top_ids = likeliest(logits, self.config.output_id_topk)  # [C, k]
         has_row = [token < self.vocab_size for token in token_ids]
         tokens, rows, logits_of_rows = (
             list(compress(column, has_row))

@@ -55,7 +55,10 @@ def test_greedy_verification_takes_the_longest_right_path(seed: int) -> None:
     assert accepted == Acceptance(best, expected, tokens, predictions, accepted.candidates)
     top = logits.topk(2)
     assert accepted.candidates.token_ids == top.indices.tolist()
-    assert accepted.candidates.logits == top.values.tolist()
+    # In sixteenths, as drafters get them.
+    assert accepted.candidates.logits == [
+        [round(16 * one) / 16 for one in row] for row in top.values.tolist()
+    ]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -164,18 +167,21 @@ def test_what_travels_from_a_device_is_what_the_host_reads(
 ) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     tree = DraftTree.from_lists([7, 1, 2, 3, 299], (-1, 0, 0, 1, 3))
-    tokens, candidates, logit_samples = read_out(tree, logits, num_candidates, with_samples)
+    tokens, candidates, logit_samples, gaps = read_out(tree, logits, num_candidates, with_samples)
     assert (logit_samples is not None) == with_samples
     ids = tree.token_ids if has_tokens else None
     joined = joined_read_out(logits, num_candidates, with_samples, ids)
     found = split_read_out(tree, joined, num_candidates, has_tokens)
-    assert found[:2] == (tokens, candidates)
+    assert found[:2] == (tokens, candidates) and found[3] == gaps
+    largest = logits.topk(2).values
+    expected = largest[:, 0] - largest[:, 1] if num_candidates > 1 else [torch.inf] * 5
+    assert gaps == [float(one) for one in expected]
     if logit_samples is None:
         assert found[2] is None
     else:
         assert found[2] is not None and torch.equal(found[2], logit_samples)
         assert torch.equal(logit_samples, logit_samples_of(logits)) and torch.equal(
-            logit_samples[:, 1], logits[:, 4].float()
+            logit_samples[:, 1], (16 * logits[:, 4].float()).round() / 16
         )
 
 

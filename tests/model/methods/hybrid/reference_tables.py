@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from model.engine.read_out import LOGIT_STEPS
 from model.methods.hybrid.candidate_pool import NUM_FREQUENT
 from model.methods.hybrid.tables import (
     FIRST,
     LARGEST_LOGIT,
     LENGTH,
-    LOGIT_STEPS,
     LONGEST_KEY,
     NOBODY,
     NUM_CODES,
