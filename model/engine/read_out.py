@@ -56,7 +56,7 @@ class ReadOut(NamedTuple):
 
     node_tokens: list[int]  # [N]
     candidates: Candidates
-    logit_samples: torch.Tensor | None  # float32 [N, S], `rounded`; None if they are not wanted
+    logit_samples: torch.Tensor | None  # float32 [N, S]; None if they are not wanted
     gaps: list[float]  # of the two largest logits, not rounded [N]; infinite if only one was read
 
 
@@ -152,9 +152,12 @@ def sampled_ids(vocab_size: int) -> range:
 
 
 def logit_samples_of(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logit samples of logits [N, V], float32 [N, S]."""
+    """Return the logit samples of logits [N, V], float32 [N, S]; those of recorded logits are their `samples`."""
+    if (recorded := getattr(logits, "samples", None)) is not None:
+        found: torch.Tensor = recorded
+        return found
     ids = sampled_ids(logits.shape[-1])
-    return rounded(logits[:, ids.start : ids.stop : ids.step])
+    return logits[:, ids.start : ids.stop : ids.step].float()
 
 
 def tie_margin(dtype: torch.dtype) -> float:

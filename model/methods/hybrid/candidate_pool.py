@@ -21,7 +21,6 @@ import torch
 from ...budget.acceptance import MEMORY, AcceptanceRates
 from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
 from ...budget.memory import check_tensor
-from ...engine.read_out import LOGIT_STEPS
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from .tables import (
@@ -127,7 +126,6 @@ class CandidatePool(Growth):
             "in_text_weight": IN_TEXT_WEIGHT,
             "most_observations": MEMORY,
             "largest_logit": LARGEST_LOGIT,
-            "logit_steps": float(LOGIT_STEPS),
             "guide_offset": GUIDE_OFFSET,
             "guide_slope": GUIDE_SLOPE,
             "minus_edges": np.array(MINUS_EDGES),

@@ -19,7 +19,7 @@ struct Shared {
   int64_t num_match_weights, num_frequent, first_frequent, first_guided, num_kinds;
   int64_t num_records, num_probes, num_compared, num_steps;  // of similarity
   int64_t state_length;
-  double in_text_weight, most_observations, largest_logit, logit_steps;
+  double in_text_weight, most_observations, largest_logit;
   double guide_offset, guide_slope;  // of a guided token's weight, by the logarithm of its probability
   const double* minus_edges;     // [num_buckets - 1], rising
   const double* row_weights;     // [2 * num_buckets + 2]
@@ -74,7 +74,7 @@ class Neighbours {
       for (int64_t i = 0; i < S; ++i) {
         const float value = values[i * logit_samples.step], most = shared_.largest_logit;
         const float bounded = std::isfinite(value) ? std::clamp(value, -most, most) : 0.0f;
-        sum += whole_[i] = static_cast<int64_t>(std::nearbyint(bounded * static_cast<float>(shared_.logit_steps)));
+        sum += whole_[i] = static_cast<int64_t>(std::nearbyint(bounded));
       }
       int64_t squares = 0;
       for (int64_t i = 0; i < S; ++i) {

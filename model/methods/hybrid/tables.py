@@ -41,7 +41,8 @@ NOBODY = -1
 LENGTH = 127
 # Similarity: a cosine from 0 (or below) to 1, in this many steps.
 NUM_STEPS = 16
-LARGEST_LOGIT = 1000.0  # larger ones are cut
+# Logit samples are cut at this size and rounded to whole numbers: more digits bring no more tokens a step.
+LARGEST_LOGIT = 127.0
 NAMES_IN_CPP = ("before", "after", "record_tokens", "record_rows")
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from model.engine.read_out import LOGIT_STEPS
 from model.methods.hybrid.candidate_pool import NUM_FREQUENT
 from model.methods.hybrid.tables import (
     FIRST,
@@ -129,7 +128,7 @@ def states_of(logit_samples: torch.Tensor) -> np.ndarray:
     values: np.ndarray = logit_samples.numpy()
     values = np.where(np.isfinite(values), values, np.float32(0))
     values = np.clip(values, np.float32(-LARGEST_LOGIT), np.float32(LARGEST_LOGIT))
-    whole = np.rint(values * np.float32(LOGIT_STEPS)).astype(np.int64)
+    whole = np.rint(values).astype(np.int64)
     differences = whole * whole.shape[1] - whole.sum(axis=1, keepdims=True)
     squares = np.maximum((differences**2).sum(axis=1, keepdims=True), 1)
     scaled = differences * (LENGTH / np.sqrt(squares.astype(np.float64)))
