@@ -13,6 +13,7 @@ chunk.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -68,6 +69,10 @@ class PassShapes:
 
     CUDA graphs need a few fixed ones (`model.backends.graphs.graphed_target`), prepared before times are measured.
     """
+
+    def now_ns(self) -> int:
+        """Return the time by which steps are measured, in nanoseconds."""
+        return time.perf_counter_ns()
 
     @property
     def num_prepared(self) -> int:

@@ -8,7 +8,6 @@ own. Costs are corrected by every step, as for a single sequence (`model.budget.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -89,7 +88,7 @@ class PacedDrafter(Drafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's tree for this context's costs; the root alone in a pause."""
-        self._begun = time.perf_counter_ns()
+        self._begun = self._target.now_ns()
         self._num_cached, self._num_prepared = len(context) - 1, self._target.num_prepared
         self._is_resting = self._costs.switch.is_paused
         self.needs = self._needs_in_rest if self._is_resting else self._drafter.needs
@@ -105,7 +104,7 @@ class PacedDrafter(Drafter):
             self._drafter.skip(tokens)
         else:
             self._drafter.observe(step)
-        taken = time.perf_counter_ns() - self._begun
+        taken = self._target.now_ns() - self._begun
         if self._target.num_prepared == self._num_prepared:
             self._costs.learn(step.tree.topology.num_nodes, len(tokens), self._num_cached, taken)
 
