@@ -42,14 +42,14 @@ COMMANDS = {
         *("evaluation.defects", "evaluation.convert", "evaluation.answers.merge"),
     ),
     "Check": ("evaluation.sampling_check",),
+    "Record a model, judge methods without it": ("evaluation.record", "evaluation.replay"),
     "Get data and models": (
         *("scripts.download_data", "scripts.download_model"),
         *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
         *("scripts.enlarge", "scripts.export_custom_generate"),
     ),
     "Measure": ("scripts.gpu_check",),
-    "Study and keep results": (
-        *("scripts.replay", "scripts.replay record"),
+    "Keep results": (
         *("scripts.results", "scripts.results pack"),
         *("scripts.results unpack", "scripts.results tables"),
     ),

@@ -103,6 +103,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("batch_size", _OPTION | Use.COMPARED, default=1),
     Condition("conv_template", Use.RESUMED | Use.COMPARED | _RERUN, default=UNKNOWN),
     Condition("question_file_sha256", Use.RESUMED | Use.WARNED | _RERUN, default=UNKNOWN),
+    # The cost curve by whose times a trace was replayed; None where a model answered.
+    Condition("replayed", Use.RESUMED | Use.COMPARED, default=None),
     Condition("load_matrix", Use.RESUMED | Use.OPTION),
     Condition("category_map", _OPTION, default=[]),
     Condition("shuffle", _OPTION | Use.OPTION),

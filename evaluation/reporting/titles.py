@@ -109,6 +109,7 @@ CONDITION_WORDS = {
     "num_choices": "{} answers to each question",
     "conv_template": "conversation template {}",
     "commit": "commit {}",
+    "replayed": "replayed, times predicted by {}",
 }
 SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokenizer"}
 # The conditions under each heading of a group; what is in none of them comes last.

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import LlamaModel
 
+from evaluation.replay.replaying import check_replayable
 from model.api.decoder import SpeculativeDecoder
 from model.backends import target as target_module
 from model.backends.passes.hidden import FINAL, layers_of
@@ -26,7 +28,6 @@ from model.engine.drafter import Drafter, Needs, VerifiedStep
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.tree import DraftTree
-from scripts.replay.scores import check_replayable
 from tests.model.decoded import random_ids, referee, target_of
 
 LLAMA = "Llama, grouped heads"
@@ -219,8 +220,8 @@ def test_a_heads_hidden_size_is_the_models() -> None:
 
 def test_recordings_refuse_methods_that_read_hidden_states() -> None:
     watcher = Watcher(target_of(LLAMA), (FINAL,), [])
-    with pytest.raises(Exception, match="hidden states, which are not recorded"):
-        check_replayable(watcher, "watcher", 4)
+    with pytest.raises(Exception, match="needs hidden states, as no trace has"):
+        check_replayable(watcher, "watcher", Mock(num_likeliest=4), has_costs=False)
 
 
 def test_a_drafter_reads_none_by_default() -> None:

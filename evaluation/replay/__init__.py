@@ -1,0 +1,1 @@
+"""Drafters scored on a model's recorded texts, without the model."""

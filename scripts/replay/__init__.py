@@ -1,1 +1,0 @@
-"""Drafters scored on recorded answers, without the model."""
