@@ -112,14 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_options(
         parser.add_argument_group("model"), ModelOptions, ("dtype", "device", "threads", "weights")
     )
-    questions = parser.add_argument_group("questions")
-    questions.add_argument(
-        "--bench-name",
-        nargs="+",
-        default=["demo"],
-        metavar="NAME",
-        help="benchmarks (default: demo)",
-    )
+    questions, words = parser.add_argument_group("questions"), "benchmarks (default: demo)"
+    questions.add_argument("--bench-name", nargs="+", default=["demo"], metavar="NAME", help=words)
     add_options(questions, QuestionOptions, ("question_file", "num_questions", "shuffle"))
     given = vars(parser.parse_args(argv))
     options, benches = config_of(RecordOptions, given), given.pop("bench_name")
@@ -250,14 +244,9 @@ def answered(plain: ReplayTarget, asked: Asked, question: Question) -> RecordedQ
     history: list[Message] = []
     for place, user in enumerate(question.turns):
         prompt_ids = list(asked_ids(conversation, question, place, history))
+        limits = {"max_new_tokens": source.max_new_tokens, "eos_ids": source.eos_ids}
         try:
-            found = generate(
-                plain,
-                vanilla,
-                prompt_ids,
-                max_new_tokens=source.max_new_tokens,
-                eos_ids=source.eos_ids,
-            )
+            found = generate(plain, vanilla, prompt_ids, **limits)
         except ValueError as error:
             raise UserError(f"question {question.question_id}: {error}") from error
         text = conversation.text(found.token_ids)
@@ -268,16 +257,16 @@ def answered(plain: ReplayTarget, asked: Asked, question: Question) -> RecordedQ
 
 def _size(folder: Path, source: Source) -> str:
     """Return a line about a trace: its size, and the bytes of an answered token."""
-    num_bytes = num_texts = num_tokens = num_questions = 0
-    for bench in source.sets:
-        file = folder / f"{bench}{SUFFIX}"
-        num_bytes += file.stat().st_size
-        for question in questions_of(file):
-            num_questions += 1
-            num_texts += question.num_texts
-            num_tokens += sum(len(turn.answer_ids) for turn in question.turns)
+    files = [folder / f"{bench}{SUFFIX}" for bench in source.sets]
+    num_bytes = sum(file.stat().st_size for file in files)
+    found = [
+        (one.num_texts, sum(len(turn.answer_ids) for turn in one.turns))
+        for file in files
+        for one in questions_of(file)
+    ]
+    num_texts, num_tokens = map(sum, zip(*found, strict=True))
     return (
-        f"{num_questions} questions, {num_tokens} tokens of answers, {num_texts} texts: "
+        f"{len(found)} questions, {num_tokens} tokens of answers, {num_texts} texts: "
         f"{num_bytes / 1e6:.1f} MB in {folder}, {num_bytes / num_tokens:.0f} bytes a token"
     )
 

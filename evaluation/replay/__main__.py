@@ -25,7 +25,7 @@ from evaluation.answers.record import git_commit
 from evaluation.replay.costs import StepCosts
 from evaluation.replay.replaying import Counts, Replay, replayable
 from evaluation.replay.trace import SUFFIX, Source, questions_of
-from evaluation.reporting.tables import figure_text, json_line, markdown_table
+from evaluation.reporting.tables import figure_text, markdown_table
 from evaluation.reporting.titles import BENCH_TITLES
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.packages import versions
@@ -56,20 +56,18 @@ def replay(
     is_one = len({bench for source in sources.values() for bench in source.sets}) == 1
     for folder, source in sources.items():
         for bench, questions in source.sets.items():
-            place = out if is_one or out is None else out / bench
+            to = out if is_one or out is None else out / bench
             runs = [Replay(source, participant, costs) for participant in participants]
             with ExitStack() as logs:
-                written = [_log(run, source, bench, costs, place) for run in runs] if place else []
+                written = [_log(run, source, bench, costs, to) for run in runs] if to else []
                 for log in written:
                     logs.callback(log.close)
                     log.begin()
-                file = folder / f"{bench}{SUFFIX}"
-                total = questions["num_asked"]
+                total, file = questions["num_asked"], folder / f"{bench}{SUFFIX}"
                 for question in progress(questions_of(file), total=total, unit="question"):
-                    for place, run in enumerate(runs):
-                        row = run.answer(question)
-                        if written:
-                            written[place].append(row, {})
+                    rows = [run.answer(question) for run in runs]
+                    for log, row in zip(written, rows, strict=False):
+                        log.append(row, {})
                 for log in written:
                     log.finish()
             for run in runs:
@@ -156,7 +154,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FOLDER",
         help="write answer files, in a folder for each of several benchmarks; needs --costs",
     )
-    parser.add_argument("--json", action="store_true", help="end with a line of JSON")
     args = parser.parse_args(argv)
     if args.out and not args.costs:
         raise UserError(
@@ -166,21 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     costs = StepCosts.read(Path(args.costs)) if args.costs else None
     out = Path(args.out) if args.out else None
     found = replay([Path(folder) for folder in args.traces], methods, costs, out)
-    what = "MAT" if costs is None else f"MAT and speed-up, predicted by {costs.name}"
-    print(f"{what}; replayed\n\n{table(found, costs is not None)}")
+    what = "MAT, replayed"
     if costs is not None:
-        print(
-            f"\nPasses varied by {100 * costs.spread:.0f}% (interquartile range) when they were timed."
-        )
-    if args.json:
-        print(
-            json_line(
-                {
-                    words: {"/".join(key): counts.figures() for key, counts in by_set.items()}
-                    for words, by_set in found.items()
-                }
-            )
-        )
+        spread = f"{100 * costs.spread:.0f}% (interquartile range)"
+        what += f"; speed-up by the costs of {costs.name}, whose passes varied by {spread}"
+    print(f"{what}\n\n{table(found, costs is not None)}")
     return 0
 
 

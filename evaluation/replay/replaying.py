@@ -7,7 +7,7 @@ trace or of the method.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,11 +71,6 @@ class Counts:
     @property
     def mat(self) -> float:
         return self.tokens / self.steps
-
-    def figures(self) -> dict[str, float]:
-        """Return all but the single lengths, for JSON."""
-        found = {name: value for name, value in asdict(self).items() if name != "accept_lengths"}
-        return {"mat": self.mat, **found}
 
     def add(self, turn: Turn, num_unrecorded: Sequence[int]) -> None:
         self.tokens += len(turn.token_ids)
