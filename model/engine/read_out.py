@@ -91,14 +91,14 @@ def joined_read_out(
     """Return the input of `split_read_out`, on the device of the logits [N, V], as one int32 tensor with a row a
     node.
 
-    Columns: candidates [N, k], their logits [N, k], gaps [N], logit samples [N, S] if wanted, and the nodes' tokens
-    [N] if they are given.
+    Columns: candidates [N, k], their logits [N, k], logit samples [N, S] if wanted, and the nodes' tokens [N]
+    if they are given.
     """
     values, candidates = _likeliest(logits, num_candidates)
-    numbers = [rounded(values), _gaps(values)[:, None].float()]
+    numbers = values.float()
     if with_samples:
-        numbers.append(logit_samples_of(logits))
-    parts = [candidates.int(), torch.cat(numbers, dim=1).view(torch.int32)]
+        numbers = torch.cat((numbers, logit_samples_of(logits)), dim=1)
+    parts = [candidates.int(), numbers.view(torch.int32)]
     if token_ids is not None:
         parts.append(token_ids[:, None].int())
     return torch.cat(parts, dim=1)
@@ -112,10 +112,12 @@ def split_read_out(
     joined = joined[: tree.topology.num_nodes]
     tokens = joined[:, end] if has_tokens else tree.token_ids
     numbers = joined[:, count:end].view(torch.float32)
-    values, gaps, samples = numbers.split((count, 1, numbers.shape[1] - count - 1), dim=1)
-    found = Candidates(joined[:, :count].tolist(), values.tolist())
+    values, samples = numbers[:, :count], numbers[:, count:]
+    found = Candidates(joined[:, :count].tolist(), rounded(values).tolist())
     with_samples = samples.shape[1] > 0
-    return ReadOut(tokens.tolist(), found, samples if with_samples else None, gaps[:, 0].tolist())
+    return ReadOut(
+        tokens.tolist(), found, samples if with_samples else None, _gaps(values).tolist()
+    )
 
 
 def _likeliest(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
