@@ -190,14 +190,13 @@ class SequencePermit(Permit):
 class SequenceQueue:
     """The sequences of a decoder, which take permits: token ids in, steps out.
 
-    Two things live on from sequence to sequence: the method's memory and the KV cache of the last sequence. Batches
-    use the memory alone.
+    Two things live on from sequence to sequence: the method's memory, and the KV caches of earlier sequences.
     """
 
     def __init__(self, target: TargetModel, drafter: Drafter) -> None:
         self.target, self.drafter = target, drafter
         self.permits = Permits(target.lock)
-        self._prefix_cache = PrefixCache()
+        self.prefix_cache = PrefixCache()
         self._budget: BatchBudget | None = None  # of all batches
 
     def check_model(self) -> None:
@@ -217,7 +216,7 @@ class SequenceQueue:
         """
         self.permits.check_outside()
         request.checked(self.target)
-        return self._permitted(steps_of(self.target, self.drafter, request, self._prefix_cache))
+        return self._permitted(steps_of(self.target, self.drafter, request, self.prefix_cache))
 
     def _permitted(self, running: Iterator[StepRecord]) -> Generator[StepRecord, None, None]:
         permit = SequencePermit(self.permits)
@@ -258,10 +257,13 @@ class SequenceQueue:
         if size != 1 and self._budget is None:
             self._budget = batch_budget(self.drafter, self.target)
         permit = SequencePermit(self.permits)
-        return batch_of(self.target, self.drafter, size, self._budget, shares_memory, permit)
+        return batch_of(
+            *(self.target, self.drafter, size, self._budget, shares_memory, permit),
+            self.prefix_cache,
+        )
 
     def reset(self) -> None:
-        """Forget what the method has learned and the last sequence, and free its rows."""
+        """Forget what the method has learned and earlier sequences, and free their rows."""
         with self.permits.memory():
             self.drafter.reset()
-            self._prefix_cache.clear()
+            self.prefix_cache.clear()

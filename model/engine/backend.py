@@ -45,7 +45,7 @@ class Rows(Protocol):
 
 
 class PrefixRows(Protocol):
-    """Holds the rows of the last sequence for the next one."""
+    """Holds the rows of earlier sequences for the next one."""
 
     def open(self, target: Any, prompt_ids: Sequence[int], capacity: int) -> Any:
         """Return `Rows` that begin with those of the prompt that are kept."""

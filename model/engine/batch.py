@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from ..options import integer
-from .backend import PREFILL_CHUNK, Backend
+from .backend import PREFILL_CHUNK, Backend, PrefixRows
 from .drafter import Drafter
 from .loop import step_of
 from .read_out import ReadOut
@@ -113,6 +113,7 @@ class Batch:
         shares_memory: whether the sequences learn into the drafter's memory, and from each other; else each begins
             with a copy of it, and what it learns goes with it. Of a method with a cold start each begins with none.
         permit: when the sequences may decode, all together.
+        prefix_cache: as of `steps_of`, where sequences have rows of their own.
 
     Raises:
         ValueError: if the size is not allowed.
@@ -127,6 +128,7 @@ class Batch:
         budget: Any = None,
         shares_memory: bool = True,
         permit: Permit | None = None,
+        prefix_cache: PrefixRows | None = None,
     ) -> None:
         self.target = target
         self.size = integer("batch_size", size, least=1)
@@ -137,6 +139,8 @@ class Batch:
         self._free: list[Drafter] = []  # of sequences that have ended
         self._places: dict[Any, _Place] = {}
         self._passes = passes
+        reads_whole = drafter.needs.hidden_layers or drafter.needs.cold_start
+        self._prefix_cache = None if reads_whole else prefix_cache
         self._budget = budget if passes is not None else None
 
     def __len__(self) -> int:
@@ -163,9 +167,11 @@ class Batch:
             drafter = own.for_target(self.target)
             if self._budget is not None:  # nodes are chosen among those of all sequences
                 drafter = own
-            cache = None
+            cache, rows = None, rows_for(request, drafter)
+            if self._prefix_cache is not None:
+                cache = self._prefix_cache.open(self.target, request.prompt_ids, rows)
             if self._passes is not None:
-                cache = self._passes.new_cache(rows_for(request, drafter))
+                cache = self._passes.new_cache(rows, cache)
             self._places[key] = _Place(RunningSequence(self.target, drafter, request, cache), own)
 
     def remove(self, key: Any) -> None:
@@ -193,6 +199,8 @@ class Batch:
 
     def _leave(self, key: Any) -> _Place:
         place = self._places.pop(key)
+        if self._prefix_cache is not None:
+            self._prefix_cache.store(place.sequence.cache, place.sequence.tokens)
         if self._passes is not None:
             self._passes.release(place.sequence.cache)
         return place
@@ -243,6 +251,7 @@ class Batch:
         """Note a sequence's step, with its prompt if it is the first one; let it leave if it has ended."""
         place = self._places[key]
         record.prefill_ns, place.prefill_ns = place.prefill_ns, 0
+        record.num_cached = 0 if place.steps else place.sequence.num_cached
         place.steps.append(record)
         if record.stop_reason is not None:
             self._free.append(self._leave(key).own)

@@ -54,7 +54,7 @@ def steps_of(
         target: the model.
         drafter: the method.
         request: what is asked for.
-        prefix_cache: holds the last sequence's rows, reused for a common beginning; then holds this sequence's.
+        prefix_cache: holds earlier sequences' rows, reused for a common beginning; then holds this sequence's, too.
 
     Raises:
         ValueError: as `Request.checked`.
@@ -73,13 +73,14 @@ def steps_of(
     if prefix_cache is not None:
         sequence.cache.mark()  # the next prompt may go on from the end of this one
     target.synchronize()
-    prefill_ns = timer.end("prefill")
+    prefill_ns, num_cached = timer.end("prefill"), sequence.num_cached
     while sequence.stop_reason is None:
         record = step_of(sequence)
         if prefix_cache is not None:
             prefix_cache.store(sequence.cache, sequence.tokens)
         if visible := request.visible(record, sequence.num_new):
-            visible.prefill_ns, prefill_ns = prefill_ns, 0
+            visible.prefill_ns, visible.num_cached = prefill_ns, num_cached
+            prefill_ns = num_cached = 0
             yield visible
 
 

@@ -134,6 +134,7 @@ class RunningSequence:
     Attributes:
         tokens: prompt and answer so far.
         cache: rows of all tokens but the last.
+        num_cached: rows that it had before the prompt was read.
         stop_reason: None while the sequence goes on, else as in `StepRecord`.
     """
 
@@ -148,6 +149,7 @@ class RunningSequence:
         if cache is None:
             cache = target.new_cache(rows_for(request, drafter))
         self.cache = cache
+        self.num_cached = cache.length
         self._stop = request.stop and partial(_asked, request.stop)
         self._reference = ReferenceRows(target, self.cache, len(self.tokens))
         self._needs: Needs | None = None  # of the step under way, if it pauses

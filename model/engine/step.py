@@ -24,6 +24,7 @@ class StepRecord:
         draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for the
             device in verify alone. A whole step on the device is counted as forward.
         num_sequences: sequences that shared the pass; the times are those of all of them.
+        num_cached: rows of the prompt that were those of an earlier text, on the first step; 0 on others.
     """
 
     tokens: list[int]
@@ -37,6 +38,7 @@ class StepRecord:
     keep_ns: int = 0
     observe_ns: int = 0
     num_sequences: int = 1
+    num_cached: int = 0
 
     def __repr__(self) -> str:
         ended = f", stop_reason={self.stop_reason!r}" if self.stop_reason else ""

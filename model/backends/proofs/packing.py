@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...engine.backend import PrefixRows
 from ...engine.batch import Batch, Permit, SharedPasses
 from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree, TreeTopology
@@ -67,6 +68,7 @@ def batch_of(
     budget: Any = None,
     shares_memory: bool = True,
     permit: Permit | None = None,
+    prefix_cache: PrefixRows | None = None,
 ) -> Batch:
     """Return a `Batch` whose sequences share passes if those of this model can; else a warning says why not."""
     reason = why_not_packed(target) if size > 1 else ""
@@ -77,7 +79,9 @@ def batch_of(
             reason,
         )
     passes = shared_passes(target, size) if size > 1 and not reason else None
-    return Batch(target, drafter, size, passes, budget, shares_memory, permit)
+    if target.uses_slots or target.device.type != "cpu":
+        prefix_cache = None  # rows are those of slots
+    return Batch(target, drafter, size, passes, budget, shares_memory, permit, prefix_cache)
 
 
 def _reason(target: TargetModel) -> str:
