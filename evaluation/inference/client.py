@@ -128,6 +128,13 @@ class Client:
             return {}
         return read_counters(page.text) if page.status_code == 200 else {}
 
+    def reset(self) -> bool:
+        """Let the server forget what it learned and cached (vLLM's path); return whether it says that it did."""
+        try:
+            return bool(self._http.post("/reset_prefix_cache").status_code == 200)
+        except self._httpx.HTTPError:
+            return False
+
     def reply(
         self,
         messages: Sequence[Message],

@@ -80,8 +80,11 @@ class ServerAnswerer(Answerer):
         return [(slot, self._futures.pop(slot).result()) for slot in slots]
 
     def end_warmup(self) -> None:
+        url = self._client.url
         if not self._client.gives_token_ids:
-            print(f"{self._client.url} gives no token ids: texts are compared", file=sys.stderr)
+            print(f"{url} gives no token ids: texts are compared", file=sys.stderr)
+        if not self._client.reset():
+            print(f"{url} remembers the warm-up: it has no /reset_prefix_cache", file=sys.stderr)
 
     def _result(self, prompt: Prompt) -> Result:
         """Return a turn's figures by the names of a choice's lists.

@@ -32,6 +32,12 @@ class TokenLogprob(NamedTuple):
     logprob: float
     top: list[tuple[int, float]]  # likeliest first
 
+    @classmethod
+    def of(cls, token: int, row: torch.Tensor, num_top: int) -> TokenLogprob:
+        """Return a token's of a row of log-probabilities [V]."""
+        values, ids = row.topk(min(num_top, len(row)))
+        return cls(token, float(row[token]), list(zip(ids.tolist(), values.tolist(), strict=True)))
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GenerateOutput:
@@ -157,10 +163,7 @@ class Logprobs:
         return scores
 
     def _note(self, place: int, token: int) -> None:
-        row = self._rows.pop(place)
-        values, ids = row.topk(min(self._num_top, len(row)))
-        top = list(zip(ids.tolist(), values.tolist(), strict=True))
-        self._found[place] = TokenLogprob(token, float(row[token]), top)
+        self._found[place] = TokenLogprob.of(token, self._rows.pop(place), self._num_top)
 
     def take(self, tokens: Sequence[int]) -> list[TokenLogprob]:
         """Return those of the next tokens, and forget them."""

@@ -79,6 +79,7 @@ class TextOptions:
     max_time: float | None = option(None, "seconds; the step under way then is the last")
     cancel: threading.Event | None = option(None, "set, the step under way is the last")  # noqa: RUF009  # makes a field
     logprobs: int | None = option(None, "log-probabilities, and of n likeliest tokens", least=0)
+    logit_bias: Mapping[int, float] | None = option(None, "OpenAI's: added to the tokens' scores")
     logits_processors: Sequence[Processor] = option((), "(ids [1, P], scores [1, V]) -> scores")
     tools: Sequence[Any] = option((), "of a chat: functions or JSON schemas")
     chat_template_kwargs: Mapping[str, Any] | None = option(None, "of a chat's template: variables")
@@ -114,8 +115,9 @@ class TextOptions:
         self._refuse_unless(are_functions, "logits_processors", FUNCTIONS)
         is_event = cancel is None or callable(getattr(cancel, "is_set", None))
         self._refuse_unless(is_event, "cancel", "a threading.Event, or what has its is_set()")
-        is_mapping = isinstance(self.chat_template_kwargs, Mapping | None)
-        self._refuse_unless(is_mapping, "chat_template_kwargs", "a dict")
+        for name in ("chat_template_kwargs", "logit_bias"):
+            is_mapping = isinstance(getattr(self, name), Mapping | None)
+            self._refuse_unless(is_mapping, name, "a dict")
         if not self.temperature:
             refuse_stateful(self.logits_processors, "with a temperature above 0")
 
@@ -147,6 +149,13 @@ class Texts:
         given = [integer("stop_token_ids", one, 0, most) for one in options.stop_token_ids]
         own = frozenset[int]() if options.ignore_eos else eos_ids_of(target.model, tokenizer)
         self._ends = own | set(given)
+        bias = options.logit_bias or {}
+        last = target.vocab_size - 1
+        places = [integer("logit_bias", token, 0, last) for token in bias]
+        values = [number("logit_bias", value, "numbers") for value in bias.values()]
+        added = torch.zeros(target.vocab_size if bias else 0, device=target.device)
+        added[places] = torch.tensor(values, device=target.device)
+        self._bias: Processor = lambda token_ids, scores: scores + added
 
     def read(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens."""
@@ -186,6 +195,8 @@ class Texts:
                     num_prompt, options.min_new_tokens, sorted(self._ends), device=str(device)
                 )
             )
+        if options.logit_bias:
+            processors.append(self._bias)
         processors += options.logits_processors
         if not options.temperature:
             return GreedyRule(processors) if processors else None
@@ -214,6 +225,7 @@ class TextArguments(TypedDict, total=False):
     max_time: float | None
     cancel: threading.Event | None
     logprobs: int | None
+    logit_bias: Mapping[int, float] | None
     logits_processors: Sequence[Processor]
     tools: Sequence[Any]
     chat_template_kwargs: Mapping[str, Any] | None

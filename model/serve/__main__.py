@@ -7,6 +7,7 @@ Run:
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -37,8 +38,8 @@ PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "pr
 # Seconds for which an idle connection stays open: longer than clients keep theirs (httpx 5, aiohttp 15, curl 118 at
 # most), as one that both use and close at once breaks a request.
 KEEP_ALIVE = 120
-# Connections that wait to be accepted; uvicorn's own number.
-BACKLOG = 2048
+# Connections that wait to be accepted, seconds for the head of a request, and files beside those of connections.
+BACKLOG, HEAD_SECONDS, OTHER_FILES = 128, 10, 64
 COMMAND = command_of("serve")
 EXAMPLES = f"""\
 examples:
@@ -67,11 +68,14 @@ def run(argv: Sequence[str] | None = None) -> int:
     if missing:
         raise UserError(f"serve: needs {', '.join(missing)}; pip install {' '.join(missing)}")
     with listening_socket(asked.serve) as place:
-        from ..commands.loading import check_model, load_decoder  # torch takes seconds
+        from ..budget.measure import use_fastest_threads  # torch takes seconds
+        from ..commands.loading import check_model, load_decoder
         from .service import Service
 
         checked = check_model(asked.model)
         decoder = load_decoder(asked.model, checked, asked.method, asked.method_options)
+        if asked.model.threads is None and (chosen := use_fastest_threads(decoder.target)):
+            print(chosen, file=sys.stderr)
         return serve(Service(decoder, asked.serve, asked.name), place, asked)
 
 
@@ -114,9 +118,13 @@ def serve(service: Service, place: socket.socket, asked: ServerArguments) -> int
     import uvicorn
 
     from .app import make_app
+    from .connections import limited
 
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(asked.serve.max_connections, max(1, files - OTHER_FILES))
     config = uvicorn.Config(
         make_app(service),
+        http=limited(most, HEAD_SECONDS, asked.serve.request_seconds + HEAD_SECONDS),
         log_level="warning",
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE,

@@ -8,13 +8,15 @@ which benches read before and after a run. By vLLM's definition a step without a
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Full
 
+import torch
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,8 +26,9 @@ from prometheus_client import (
 )
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.output import StreamPiece
+from ..api.output import StreamPiece, TokenLogprob
 from ..api.texts import Text, TextStream
+from ..backends.target import TargetModel
 from ..engine.step import StepRecord
 from .acceptance import StepCounts
 
@@ -41,6 +44,11 @@ class Job:
     text: Text  # its stop strings, before which it ends, are none of its request's
     send: Callable[[StreamPiece | Exception], None]  # called in the decoding thread
     deadline: float = float("inf")
+    echo: str = ""  # what the answer tells of its prompt
+    num_top_of_prompt: int | None = (
+        None  # likeliest tokens told beside each of the prompt's; None: nothing is told
+    )
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the end
     is_cancelled: bool = False  # set from any thread; the text leaves before the next step
     steps: list[StepCounts] = field(default_factory=list)  # so far
     # Of its arrival, its admission, its first and last piece.
@@ -48,6 +56,7 @@ class Job:
     begun: float = 0.0
     first: float = 0.0
     last: float = 0.0
+    num_cached: int = 0  # tokens of the prompt whose rows were those of an earlier text
     _stream: TextStream = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +83,7 @@ class Job:
         self.steps.append(StepCounts.of(record, count))
         self.last = time.monotonic()
         self.first = self.first or self.last
+        self.num_cached += record.num_cached
         logprobs = self.text.logprobs.take(tokens) if self.text.logprobs else None
         return StreamPiece(shown, tokens, record, self._stream.stop_string, logprobs)
 
@@ -158,11 +168,12 @@ class DecodingThread(threading.Thread):
         # Held while requests come, wait or leave, which other threads ask and cause; never while a step is decoded.
         self._changed = threading.Condition()
         self._is_closing = False
+        self._resets: deque[threading.Event] = deque()  # asked for
         self.counters = Counters(name, lambda: len(self._running), lambda: len(self._waiting))
         self._batch = decoder.queue.batch(batch_size)  # measures what nodes cost, once
 
-    def submit(self, job: Job) -> None:
-        """Let a request wait for a place; callable from any thread.
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Let a request's texts wait for places; callable from any thread.
 
         Raises:
             queue.Full: if too many wait.
@@ -171,10 +182,21 @@ class DecodingThread(threading.Thread):
         with self._changed:
             if self._is_closing:
                 raise RuntimeError("the decoding thread has ended")
-            if len(self._waiting) >= self._max_queue + (self._size - len(self._running)):
+            room = self._max_queue + self._size - len(self._running) - len(self._waiting)
+            if room < len(jobs):
                 raise Full
-            self._waiting.append(job)
+            self._waiting += jobs
             self._changed.notify()
+
+    def reset(self) -> None:
+        """Let the method forget what it has learned before the next step; callable from any thread."""
+        done = threading.Event()
+        with self._changed:
+            if self._is_closing:
+                return
+            self._resets.append(done)
+            self._changed.notify()
+        done.wait()
 
     def close(self) -> None:
         """End after the step under way; requests that are left get an error."""
@@ -186,6 +208,10 @@ class DecodingThread(threading.Thread):
         """Decode until closed."""
         try:
             while self._has_work():
+                while self._resets:
+                    self._decoder.drafter.reset()
+                    self._decoder.queue.prefix_cache.clear()
+                    self._resets.popleft().set()
                 self._give_up()
                 self._admit()
                 if self._running:
@@ -196,12 +222,16 @@ class DecodingThread(threading.Thread):
                 left = [*self._running, *self._waiting]
                 self._running.clear()
                 self._waiting.clear()
+                while self._resets:
+                    self._resets.popleft().set()
             for job in left:
                 job.send(RuntimeError("the server ends"))
 
     def _has_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._running or self._is_closing)
+            self._changed.wait_for(
+                lambda: self._waiting or self._running or self._resets or self._is_closing
+            )
             return not self._is_closing
 
     def _give_up(self) -> None:
@@ -229,6 +259,10 @@ class DecodingThread(threading.Thread):
                 self._running.add(job)
             job.begun = time.monotonic()
             try:
+                if job.num_top_of_prompt is not None:
+                    job.prompt_logprobs = prompt_logprobs(
+                        self._decoder.target, job.text.request.prompt_ids, job.num_top_of_prompt
+                    )
                 self._batch.add(job, job.text.request)
             except Exception as error:  # such as no memory for its rows
                 self._failed(job, error)
@@ -272,3 +306,22 @@ class DecodingThread(threading.Thread):
         self.counters.end("error")
         self._running.discard(job)
         job.send(error)
+
+
+@torch.inference_mode()
+def prompt_logprobs(
+    target: TargetModel, prompt_ids: Sequence[int], num_top: int
+) -> list[TokenLogprob]:
+    """Return the model's log-probability of each token of a prompt, of the first NaN.
+
+    Raises:
+        ValueError: for a prompt of which the model gives no logits.
+    """
+    found = [TokenLogprob(prompt_ids[0], math.nan, [])]
+    for chunk in target.prefill(prompt_ids, target.new_cache(len(prompt_ids)), with_logits=True):
+        if chunk.logits is None:
+            raise ValueError("echo: this model gives no log-probabilities of so long a prompt")
+        for logits in chunk.logits:
+            row = logits.float().log_softmax(dim=-1)
+            found.append(TokenLogprob.of(prompt_ids[len(found)], row, num_top))
+    return found

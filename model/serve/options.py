@@ -28,13 +28,21 @@ class ServeOptions(Options):
     )
     batch_size: int = option(8, "maximum of texts that share a pass; others wait", least=1)
     max_queue: int = option(256, "maximum of waiting requests; more are refused with 503", least=0)
-    max_new_tokens: int = option(
-        1024, "maximum of new tokens of a request, and the limit of a chat without one", least=1
+    max_connections: int = option(
+        512, "maximum of open connections; the longest idle one makes room", least=1
+    )
+    max_new_tokens: int | None = option(
+        None,
+        "maximum of new tokens of a text (default: what the model's context has room for)",
+        least=1,
     )
     max_prompt_tokens: int | None = option(
         None, "maximum of tokens of a prompt (default: the model's context)", least=1
     )
     max_body_bytes: int = option(2**20, "maximum of bytes of a request", least=1)
+    cache_mib: int = option(
+        512, "MiB of KV caches of earlier texts, kept for texts that begin alike", least=0
+    )
     request_seconds: int = option(600, "longest time of a request", least=1)
     shutdown_seconds: int = option(
         30, "time that running requests have after SIGTERM or Ctrl-C", least=1
@@ -45,14 +53,15 @@ class ServeOptions(Options):
 
     def _check(self) -> None:
         temperature_of(self.temperature)
-        if not self.api_key and not _is_loopback(self.host):
+        if not self.api_key and not is_loopback(self.host):
             raise ValueError(
                 f"host: got {self.host} without a key, so that anyone there could use the server; allowed: "
                 f"{LOCALHOST}, or any with api_key (or {KEY_VARIABLE} in the environment)"
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address or a name is this machine's own."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name

@@ -6,7 +6,9 @@ A field that would change the answer and is not served is refused unless it has 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,12 +23,9 @@ IGNORED = frozenset(
 )
 # Fields that are not served, with the values that change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -61,7 +60,8 @@ class Refusal(Exception):
         field, colon, _ = str(self).partition(":")
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "code": self._code}
-        return {"error": {**error, "param": field if colon and field.isidentifier() else None}}
+        is_field = colon and all(part.isidentifier() or part.isdigit() for part in field.split("."))
+        return {"error": {**error, "param": field if is_field else None}}
 
 
 class _Fields(BaseModel):
@@ -98,6 +98,7 @@ class TextFields(_Fields):
     """The fields that both kinds of requests have."""
 
     model: str
+    n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
@@ -110,6 +111,7 @@ class TextFields(_Fields):
     stop_token_ids: list[int] = []
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopString | Annotated[list[StopString], Field(max_length=64)] = []
     ignore_eos: bool = False  # vLLM's
@@ -127,18 +129,38 @@ class TextPart(_Fields):
 
 
 class ChatMessage(_Fields):
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
-class ChatRequest(TextFields):
-    """A request for the next answer of a chat."""
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as a chat template takes it, in which developers are the system."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.text}
+
+
+class ChatFields(_Fields):
+    """The messages of a chat, and what its template reads beside them."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+
+    @property
+    def prompts(self) -> list[list[ChatMessage]]:
+        return [self.messages]
+
+
+class ChatRequest(ChatFields, TextFields):
+    """A request for the next answer of a chat."""
+
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    chat_template_kwargs: dict[str, Any] = {}
 
     @property
     def limit(self) -> int | None:
@@ -160,6 +182,7 @@ class CompletionRequest(TextFields):
     """A request to go on with a text."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
@@ -167,37 +190,68 @@ class CompletionRequest(TextFields):
         return self.max_tokens or COMPLETION_TOKENS
 
     @property
-    def one_prompt(self) -> str | list[int]:
-        """The text or the token ids."""
+    def prompts(self) -> Sequence[Any]:
+        """The texts, or their token ids."""
         prompt = self.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise Refusal(
-                    f"prompt: got {len(prompt)} prompts; allowed: one in each request; requests share passes"
-                )
-            return prompt[0]
-        return prompt  # type: ignore[return-value]
+        is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+        return [prompt] if is_one else prompt
 
     @property
     def num_top_logprobs(self) -> int | None:
         return self.logprobs
 
 
+class TokenizeText(_Fields):
+    """A text whose tokens are asked for, as vLLM's `/tokenize`."""
+
+    model: str
+    prompt: str
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt]
+
+
+class TokenizeChat(ChatFields):
+    """Messages whose tokens are asked for."""
+
+    model: str
+
+
 TextRequest: TypeAlias = ChatRequest | CompletionRequest
+TokenizeRequest: TypeAlias = TokenizeText | TokenizeChat
+Request = TypeVar("Request", bound=_Fields)
 
 
-def parse_request(kind: type[TextRequest], body: bytes) -> TextRequest:
+def parse_request(kind: type[Request], body: bytes) -> Request:
     """Return the request in a body of JSON; raises a Refusal that names the first field that is wrong."""
     try:
         request = kind.model_validate_json(body)
-        temperature_of(request.temperature or 0)
+        if isinstance(request, TextFields):
+            temperature_of(request.temperature or 0)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else "body"
+        # Of a value that may have several types, the one that fits furthest.
+        errors = error.errors(include_url=False)
+        first = max(errors, key=lambda one: len(_place(one["loc"], one["type"], body).split(".")))
+        field = _place(first["loc"], first["type"], body)
         raise Refusal(_line(field, first["type"], first["msg"], first["input"])) from error
     except ValueError as error:
         raise Refusal(str(error)) from error
     return request
+
+
+def _place(loc: Sequence[int | str], kind: str, body: bytes) -> str:
+    """Return where in a body something is wrong, such as `messages.0.content`: without the names of types."""
+    found: list[str] = []
+    value: Any = json.loads(body) if kind != "json_invalid" else None
+    for part in loc:
+        is_in = isinstance(value, dict) and part in value
+        if is_in or (isinstance(value, list) and isinstance(part, int)):
+            value = value[part]
+            found.append(str(part))
+    if kind == "missing" and found[-1:] != [str(loc[-1])]:
+        found.append(str(loc[-1]))
+    return ".".join(found) or "body"
 
 
 def _line(field: str, kind: str, message: str, given: Any) -> str:

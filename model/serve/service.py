@@ -1,192 +1,42 @@
-"""What becomes of a checked request: a text for the decoding thread, whose pieces come back as OpenAI's JSON."""
+"""What becomes of a checked request: texts for the decoding thread, whose pieces come back as OpenAI's JSON."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property, partial
 from queue import Full
 from typing import Any
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.output import StreamPiece, TokenLogprob
+from ..api.output import StreamPiece
 from ..api.prompts import chat_ids, prompt_ids_of
 from ..api.text_options import TextOptions, Texts
 from ..api.texts import Text
-from .acceptance import vllm_fields
 from .decoding import DecodingThread, Job
 from .options import ServeOptions
-from .protocol import ChatRequest, CompletionRequest, Refusal, TextRequest
+from .protocol import (
+    ChatFields,
+    CompletionRequest,
+    Refusal,
+    TextRequest,
+    TokenizeRequest,
+)
+from .reply import Arrived, Reply, reply_to
 
 # Fields that `TextOptions` has under the same names.
 SAME = ["top_p", "min_p", "seed", "ignore_eos", "stop_token_ids"]
-SAME += ["repetition_penalty", "presence_penalty", "frequency_penalty"]
+SAME += ["repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"]
 # A system prompt to look for in a prompt.
 MARK = "q8Zsystem"
-
-
-class Reply:
-    """The answer to one request, seen from the event loop: whole, or as chunks of a stream; of `/v1/completions`.
-
-    The job is its text in the decoding thread, which sends what arrives; its figures are read when it has ended.
-    """
-
-    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def __init__(
-        self,
-        asked: TextRequest,
-        job: Job,
-        arrived: asyncio.Queue[StreamPiece | Exception],
-        name: str,
-        seconds: float,
-    ) -> None:
-        self._asked, self._job, self._arrived, self._seconds = asked, job, arrived, seconds
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "model": name}
-        self._created = int(time.time())
-        self._is_begun = False
-        self._num_letters = 0  # of the tokens whose log-probabilities were told
-
-    def watch(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
-        """Give the answer up when the client closes the connection, of which `receive` tells."""
-
-        async def watching() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self._job.is_cancelled = True
-
-        self._watcher = asyncio.create_task(watching())  # else nobody holds it
-
-    async def pieces(self) -> AsyncGenerator[StreamPiece, None]:
-        """Yield the pieces of the answer; closing the iteration gives it up.
-
-        Raises:
-            Refusal: if it fails, or takes too long.
-        """
-        try:
-            reason = None
-            while reason is None:
-                item = await self._arrived.get()
-                if isinstance(item, TimeoutError):
-                    said = f"the request took longer than {self._seconds:g} s"
-                    raise Refusal(said, 504, "timeout")
-                if isinstance(item, Exception):
-                    raise Refusal(f"the request failed: {type(item).__name__}", 500) from item
-                reason = item.finish_reason
-                yield item
-        finally:
-            self._job.is_cancelled = True
-
-    async def whole(self) -> dict[str, Any]:
-        """Return the whole answer; raises Refusal as `pieces`."""
-        async with aclosing(self.pieces()) as arriving:
-            pieces = [piece async for piece in arriving]
-        one = replace(
-            pieces[-1],
-            text="".join(piece.text for piece in pieces),
-            token_ids=[token for piece in pieces for token in piece.token_ids],
-            logprobs=[item for piece in pieces for item in piece.logprobs or ()],
-        )
-        reply = self._of(self.whole_object, self._choice(one, self._message(one.text)))
-        return {**reply, "usage": self._usage(), "metrics": self._metrics()}
-
-    async def events(self) -> AsyncGenerator[str, None]:
-        """Yield the answer as server-sent events; an error is one of them."""
-        options = self._asked.stream_options
-        try:
-            async with aclosing(self.pieces()) as pieces:
-                async for piece in pieces:
-                    is_silent = not (piece.text or piece.finish_reason or piece.logprobs)
-                    if is_silent and not self._asked.return_token_ids:
-                        continue
-                    choice = self._choice(piece, self._delta(piece.text))
-                    chunk = self._of(self.chunk_object, choice)
-                    self._is_begun = True
-                    if options.continuous_usage_stats:
-                        chunk["usage"] = self._usage()
-                    yield _event(chunk)
-            if options.include_usage:
-                last = {**self._of(self.chunk_object), "usage": self._usage()}
-                yield _event({**last, "metrics": self._metrics()})
-        except Refusal as refusal:
-            yield _event(refusal.body())
-        yield "data: [DONE]\n\n"
-
-    def _of(self, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
-        reply: dict[str, Any] = {**self._head, "object": kind, "created": self._created}
-        return {**reply, "choices": list(choices)}
-
-    def _choice(self, piece: StreamPiece, content: dict[str, Any]) -> dict[str, Any]:
-        logprobs = self._logprobs(piece.logprobs or []) if self._job.text.logprobs else None
-        choice = {"index": 0, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        if self._asked.return_token_ids:
-            choice["token_ids"] = list(piece.token_ids)
-            if not self._is_begun:
-                choice["prompt_token_ids"] = list(self._job.text.request.prompt_ids)
-        return choice
-
-    def _usage(self) -> dict[str, int]:
-        num_prompt, num_new = len(self._job.text.request.prompt_ids), self._job.num_new
-        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new}
-        return {**usage, "total_tokens": num_prompt + num_new}
-
-    def _metrics(self) -> dict[str, Any]:
-        """Return vLLM's fields, and every step under a name of our own."""
-        lengths = [step.tokens for step in self._job.steps]
-        own = {
-            "num_steps": len(lengths),
-            "tokens_per_step": sum(lengths) / len(lengths),
-            "accept_lengths": lengths,
-        }
-        found: dict[str, Any] = {**self._job.times(), "token_recycling": own}
-        return {**found, "speculative_decoding": vllm_fields(self._job.steps)}
-
-    def _token(self, token_id: int) -> str:
-        text: str = self._job.text.tokenizer.decode([token_id])
-        return text
-
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offsets, tokens = [], [self._token(item.token_id) for item in items]
-        for token in tokens:
-            offsets.append(self._num_letters)
-            self._num_letters += len(token)
-        top = [{self._token(token): value for token, value in item.top} for item in items]
-        found: dict[str, Any] = {"tokens": tokens, "text_offset": offsets, "top_logprobs": top}
-        return {**found, "token_logprobs": [item.logprob for item in items]}
-
-
-class ChatReply(Reply):
-    """The answer to `/v1/chat/completions`."""
-
-    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def _delta(self, text: str) -> dict[str, Any]:
-        role = {} if self._is_begun else {"role": "assistant"}
-        return {"delta": {**role, "content": text}}
-
-    def _logprobs(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
-        content = []
-        for item in items:
-            top = [self._named(*pair) for pair in item.top]
-            content.append({**self._named(item.token_id, item.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._token(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+# Bytes of a request up to which its text becomes tokens at once; larger ones wait for each other.
+SMALL = 2**14
+NUM_READERS = 2
+# New tokens of a text where neither the request nor the server nor the model has a limit.
+UNLIMITED = 1024
 
 
 class Service:
@@ -196,82 +46,151 @@ class Service:
         self.options, self._decoder, self._name = options, decoder, name
         self._begun = int(time.time())
         self._keeps_system = _keeps_system(decoder.tokenizer)
+        self._readers = ThreadPoolExecutor(NUM_READERS)
+        decoder.queue.prefix_cache.most_bytes = options.cache_mib * 2**20
         self.thread = DecodingThread(decoder, name, options.batch_size, options.max_queue)
 
     def models(self) -> dict[str, Any]:
         """Return the list of models: one."""
-        model: dict[str, Any] = {"id": self._name, "object": "model", "created": self._begun}
-        length = self._decoder.target.context_limit()
-        model |= {"owned_by": "token-recycling", "max_model_len": length}
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [self.model(self._name)]}
 
-    async def begin(self, asked: TextRequest, deadline: float) -> Reply:
-        """Queue a request with its latest end, by `time.monotonic`; raises Refusal if it cannot be answered."""
-        if asked.model != self._name:
-            said = f"model: got {asked.model!r}; allowed: {self._name}"
+    def model(self, name: str) -> dict[str, Any]:
+        """Return the model; raises Refusal for another name."""
+        self._check_name(name)
+        found = {"id": self._name, "object": "model", "created": self._begun}
+        return {**found, "owned_by": "token-recycling", "max_model_len": self._context}
+
+    @property
+    def _context(self) -> int | None:
+        return self._decoder.target.context_limit()
+
+    def _check_name(self, name: str) -> None:
+        if name != self._name:
+            said = f"model: got {name[:100]!r}; allowed: {self._name}"
             raise Refusal(said, 404, "model_not_found")
-        # A long prompt takes its time; streams go on meanwhile.
-        text = await asyncio.to_thread(self._text, asked)
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[StreamPiece | Exception] = asyncio.Queue()
 
-        def send(item: StreamPiece | Exception) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(arrived.put_nowait, item)
-
-        job = Job(text, send, deadline)
-        kind = ChatReply if isinstance(asked, ChatRequest) else Reply
+    async def tokens(self, asked: TokenizeRequest, num_bytes: int) -> dict[str, Any]:
+        """Return the tokens of a text or of messages, in the fields of vLLM."""
+        self._check_name(asked.model)
         try:
-            self.thread.submit(job)
+            (ids,) = await self._in_reader(partial(self._prompts, asked), num_bytes)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        return {"count": len(ids), "max_model_len": self._context, "tokens": ids}
+
+    async def begin(self, asked: TextRequest, deadline: float, num_bytes: int) -> Reply:
+        """Queue a request of so many bytes with its latest end, by `time.monotonic`.
+
+        Raises Refusal if it cannot be answered.
+        """
+        self._check_name(asked.model)
+        texts = await self._in_reader(partial(self._texts, asked), num_bytes)
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+
+        def send(index: int, item: StreamPiece | Exception) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(arrived.put_nowait, (index, item))
+
+        echoes = self._echoes(asked, texts)
+        num_top = asked.num_top_logprobs if any(echoes) else None
+        jobs = [
+            Job(text, partial(send, index), deadline, echo, num_top)
+            for index, (text, echo) in enumerate(zip(texts, echoes, strict=True))
+        ]
+        try:
+            self.thread.submit(jobs)
         except Full:
             raise Refusal("the queue is full; try again later", 503, "queue_full") from None
         except RuntimeError as error:
             raise Refusal(str(error), 503) from error
-        return kind(asked, job, arrived, self._name, self.options.request_seconds)
+        return reply_to(asked)(asked, jobs, arrived, self._name, self.options.request_seconds)
 
-    def _text(self, asked: TextRequest) -> Text:
-        limits = self.options
-        limit = asked.limit or limits.max_new_tokens
-        if limit > limits.max_new_tokens:
-            raise Refusal(
-                f"max_tokens: got {limit}; allowed: at most {limits.max_new_tokens}, the server's max_new_tokens"
-            )
+    async def _in_reader(self, make: Any, num_bytes: int) -> Any:
+        """Return what is made of a request's text; streams go on meanwhile, and a cancelled one is not begun."""
+        readers = self._readers if num_bytes > SMALL else None
+        return await asyncio.get_running_loop().run_in_executor(readers, make)
+
+    def _texts(self, asked: TextRequest) -> list[Text]:
+        """Return the texts of a request, `n` for each of its prompts."""
         try:
-            prompt_ids = self._prompt_ids(asked)
-            most = limits.max_prompt_tokens
-            if most is not None and len(prompt_ids) > most:
-                raise ValueError(f"prompt: got {len(prompt_ids)} tokens; allowed: at most {most}")
             own = {name: getattr(asked, name) for name in SAME}
-            given = limits.temperature if asked.temperature is None else asked.temperature
-            options = TextOptions(
-                max_new_tokens=limit,
-                temperature=given,
-                top_k=max(asked.top_k, 0),
-                min_new_tokens=asked.min_tokens,
-                logprobs=asked.num_top_logprobs,
-                **own,
-            )
-            target = self._decoder.target
-            text = Texts(target, self._decoder.tokenizer, options).text(prompt_ids)
-            return replace(text, request=text.request.checked(target), stop=asked.stop_strings)
+            given = self.options.temperature if asked.temperature is None else asked.temperature
+            target, found = self._decoder.target, []
+            for prompt_ids in self._prompts(asked):
+                options = TextOptions(
+                    max_new_tokens=self._limit(asked, len(prompt_ids)),
+                    temperature=given,
+                    top_k=max(asked.top_k, 0),
+                    min_new_tokens=asked.min_tokens,
+                    logprobs=asked.num_top_logprobs,
+                    **own,
+                )
+                texts = Texts(target, self._decoder.tokenizer, options)
+                for index in range(asked.n):
+                    text = texts.text(prompt_ids, index=index)
+                    request = text.request.checked(target)
+                    found.append(replace(text, request=request, stop=asked.stop_strings))
+            return found
         except ValueError as error:
             raise Refusal(str(error)) from error
 
-    def _prompt_ids(self, asked: TextRequest) -> list[int]:
-        if isinstance(asked, CompletionRequest):
-            return prompt_ids_of(asked.one_prompt, self._decoder.tokenizer)
-        messages = [message.model_dump() for message in asked.messages]
-        if not self._keeps_system and any(one["role"] == "system" for one in messages):
+    def _limit(self, asked: TextRequest, num_prompt: int) -> int:
+        """Return the most new tokens of a text."""
+        most, context = self.options.max_new_tokens, self._context
+        room = max(1, context - num_prompt) if context is not None else most or UNLIMITED
+        limit = asked.limit or min(room, most or room)
+        if most is not None and limit > most:
+            raise Refusal(
+                f"max_tokens: got {limit}; allowed: at most {most}, the server's max_new_tokens"
+            )
+        return limit
+
+    def _prompts(self, asked: TextRequest | TokenizeRequest) -> list[list[int]]:
+        """Return the tokens of each prompt; a text of more bytes than the context can hold is not read."""
+        most, found = self.options.max_prompt_tokens or self._context, []
+        for prompt in asked.prompts:
+            texts = [prompt] if isinstance(prompt, str) else []
+            if isinstance(asked, ChatFields):
+                texts = [message.text for message in asked.messages]
+            num_bytes = sum(len(text.encode()) for text in texts)
+            if most is not None and num_bytes > most * self._longest_token:
+                raise ValueError(f"prompt: got {num_bytes} bytes; allowed: at most {most} tokens")
+            if isinstance(asked, ChatFields):
+                ids = self._chat_ids(asked)
+            else:
+                ids = prompt_ids_of(prompt, self._decoder.tokenizer)  # type: ignore[arg-type]
+            if most is not None and len(ids) > most:
+                raise ValueError(f"prompt: got {len(ids)} tokens; allowed: at most {most}")
+            found.append(ids)
+        return found
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The most bytes that a token of the vocabulary stands for, or more."""
+        return max(len(token.encode()) for token in self._decoder.tokenizer.get_vocab())
+
+    def _chat_ids(self, asked: ChatFields) -> list[int]:
+        said = [message.for_template() for message in asked.messages]
+        if not self._keeps_system and any(one["role"] == "system" for one in said):
             raise ValueError(
                 "messages: got a system message, which the model's chat template does not take; leave it out"
             )
+        variables = dict(asked.chat_template_kwargs)
+        if asked.reasoning_effort is not None:
+            variables["reasoning_effort"] = asked.reasoning_effort
         # As OpenAI's, an answer begins anew after the assistant's message too.
-        kwargs = asked.chat_template_kwargs
-        return chat_ids(messages, self._decoder.tokenizer, (), kwargs, continue_final_message=False)
+        return chat_ids(said, self._decoder.tokenizer, (), variables, continue_final_message=False)
 
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
+    def _echoes(self, asked: TextRequest, texts: Sequence[Text]) -> list[str]:
+        """Return what each choice tells of its prompt."""
+        if not (isinstance(asked, CompletionRequest) and asked.echo):
+            return [""] * len(texts)
+        return [
+            prompt if isinstance(prompt, str) else self._decoder.tokenizer.decode(prompt)
+            for prompt in asked.prompts
+            for _ in range(asked.n)
+        ]
 
 
 def _keeps_system(tokenizer: Any) -> bool:

@@ -77,7 +77,7 @@ def test_a_request_that_takes_too_long_ends_alone() -> None:
     found: dict[str, list[Any]] = {"late": [], "good": []}
     for name, deadline in (("late", 0.0), ("good", float("inf"))):
         request = Request([5, 6, 7], 2)
-        thread.submit(Job(Text(request, demo()[1]), found[name].append, deadline))
+        thread.submit([Job(Text(request, demo()[1]), found[name].append, deadline)])
     thread.start()
     while not (found["good"] and found["good"][-1].finish_reason):
         pass
@@ -85,4 +85,4 @@ def test_a_request_that_takes_too_long_ends_alone() -> None:
     thread.join()
     assert [type(item) for item in found["late"]] == [TimeoutError]
     with pytest.raises(RuntimeError, match="has ended"):
-        thread.submit(job_with([]))
+        thread.submit([job_with([])])

@@ -231,6 +231,9 @@ def test_log_probabilities_are_those_of_the_model(served: Served) -> None:
 def test_the_model_is_listed_and_the_server_well(served: Served) -> None:
     (model,) = served.client.get("/v1/models").json()["data"]
     assert model["id"] == NAME and model["max_model_len"] == 3072
+    assert served.client.get(f"/v1/models/{NAME}").json() == model
+    other = served.client.get("/v1/models/meta/other")
+    assert other.status_code == 404 and other.json()["error"]["code"] == "model_not_found"
     assert served.client.get("/health").status_code == 200
 
 
@@ -247,6 +250,113 @@ def test_fields_that_change_nothing_are_taken(served: Served) -> None:
     assert served.ask(prompt=[ids], max_tokens=9).json()["choices"] == expected
 
 
+def test_prompts_and_choices_are_answered_beside_each_other(served: Served) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    texts = [decoder.generate(prompt, max_new_tokens=12).text for prompt in PROMPTS]
+    body = served.ask(prompt=PROMPTS, max_tokens=12).json()
+    assert [choice["text"] for choice in body["choices"]] == texts
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(PROMPTS)))
+    drawn = {"max_tokens": 12, "temperature": 1.0, "seed": 7, "n": 3}
+    expected = [
+        decoder.generate(prompt, max_new_tokens=12, temperature=1.0, seed=7 + index).text
+        for prompt in PROMPTS[:2]
+        for index in range(3)
+    ]
+    whole = served.ask(prompt=PROMPTS[:2], **drawn).json()
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    lengths = [len(demo()[1](prompt).input_ids) for prompt in PROMPTS[:2]]
+    assert whole["usage"]["prompt_tokens"] == sum(lengths)
+    pieces = dict.fromkeys(range(6), "")
+    for chunk in events_of(served.ask(prompt=PROMPTS[:2], **drawn, stream=True).text):
+        (choice,) = chunk["choices"]
+        pieces[choice["index"]] += choice["text"]
+    assert list(pieces.values()) == expected
+
+
+def test_an_echo_has_the_prompts_log_probabilities(served: Served) -> None:
+    model, tokenizer = demo()
+    fields = {"prompt": PROMPTS[:2], "max_tokens": 1, "logprobs": 2, "echo": True}
+    choices = served.ask(**fields).json()["choices"]
+    for prompt, choice in zip(PROMPTS[:2], choices, strict=True):
+        assert choice["text"].startswith(prompt)
+        ids = tokenizer(prompt).input_ids
+        with torch.inference_mode():
+            rows = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        found = choice["logprobs"]
+        first, *values = found["token_logprobs"]
+        assert first is None and found["top_logprobs"][0] is None
+        expected = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+        assert values[:-1] == pytest.approx(expected, abs=1e-4)
+        assert values[-1] == pytest.approx(float(rows[-1].max()), abs=1e-4)
+        assert all(len(top) == 2 for top in found["top_logprobs"][1:])
+    plain = served.ask(prompt=PROMPTS[0], max_tokens=3, echo=True).json()["choices"][0]
+    answer = served.ask(prompt=PROMPTS[0], max_tokens=3).json()["choices"][0]
+    assert plain["text"] == PROMPTS[0] + answer["text"] and plain["logprobs"] is None
+
+
+def test_a_bias_moves_tokens(served: Served) -> None:
+    plain = served.ask(prompt=PROMPTS[0], max_tokens=9, return_token_ids=True).json()
+    first = plain["choices"][0]["token_ids"][0]
+    fields = {"prompt": PROMPTS[0], "max_tokens": 9, "return_token_ids": True}
+    banned = served.ask(**fields, logit_bias={str(first): -100}).json()["choices"][0]["token_ids"]
+    assert first not in banned
+    alone = served.ask(**fields, logit_bias={"77": 100}, ignore_eos=True).json()
+    assert alone["choices"][0]["token_ids"] == [77] * 9
+
+
+def test_tokens_are_those_of_the_prompt(served: Served) -> None:
+    tokenizer = demo()[1]
+    found = served.ask("/tokenize", prompt=PROMPTS[0], temperature=None).json()
+    ids = tokenizer(PROMPTS[0]).input_ids
+    assert found == {"count": len(ids), "max_model_len": 3072, "tokens": ids}
+    developer = [{"role": "developer", "content": "Be brief."}, *CHAT]
+    system = [{"role": "system", "content": "Be brief."}, *CHAT]
+    expected = tokenizer.apply_chat_template(system, add_generation_prompt=True, return_dict=False)
+    found = served.ask("/tokenize", messages=developer, temperature=None).json()
+    assert found["tokens"] == expected
+
+
+def test_a_next_turn_reads_only_what_is_new() -> None:
+    decoder = decoder_for("vanilla", *demo())
+    with serving("recycling", batch_size=3) as served:
+        chats = [[{"role": "user", "content": f"Tell me about {one}."}] for one in TOPICS]
+        lengths = dict.fromkeys(range(len(chats)), 2)  # of the prompts before
+        for _ in range(3):  # several conversations, turn by turn
+            for place, chat in enumerate(chats):
+                body = served.ask("/v1/chat/completions", messages=chat, max_tokens=20).json()
+                message = body["choices"][0]["message"]
+                assert message["content"] == decoder.generate(chat, max_new_tokens=20).text
+                # The end of a prompt may be other tokens within the next.
+                num_cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert num_cached >= lengths[place] - 2
+                lengths[place] = body["usage"]["prompt_tokens"]
+                chat += [message, {"role": "user", "content": "And then?"}]
+        assert served.client.post("/reset_prefix_cache").status_code == 200
+        body = served.ask("/v1/chat/completions", messages=chats[0][:-2], max_tokens=5).json()
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_reset_lets_the_method_forget() -> None:
+    with serving("recycling-averaged") as served:
+        fields = {"prompt": PROMPTS[0], "max_tokens": 30}
+
+        def lengths() -> list[int]:
+            return served.ask(**fields).json()["metrics"]["token_recycling"]["accept_lengths"]
+
+        cold, warm = lengths(), lengths()
+        assert len(warm) < len(cold), "what was learned helps"
+        assert served.client.post("/reset_prefix_cache").status_code == 200
+        assert lengths() == cold
+
+
+def test_a_server_without_a_key_answers_this_machine_alone(served: Served) -> None:
+    for host in ("localhost", "127.0.0.1:99", "[::1]:8000"):
+        assert served.client.get("/v1/models", headers={"host": host}).status_code == 200
+    for host in ("example.org", "10.0.0.7:8000"):
+        reply = served.client.get("/v1/models", headers={"host": host})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "host"
+
+
 def test_a_text_goes_on_past_its_end_if_asked(served: Served) -> None:
     decoder = decoder_for("vanilla", *demo())
     assert decoder.generate(PROMPTS[0], max_new_tokens=60).stop_reason == "eos"
@@ -256,7 +366,7 @@ def test_a_text_goes_on_past_its_end_if_asked(served: Served) -> None:
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": []}, 400, "prompt"),
-    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": ["a", 7]}, 400, "prompt.0"),
     ({"prompt": [99999]}, 400, "prompt"),
     ({"prompt": 7}, 400, "prompt"),
     ({}, 400, "prompt"),
@@ -271,18 +381,27 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
     ({"prompt": "a", "max_tokens": 201}, 400, "max_tokens"),
     ({"prompt": "a", "seed": 2**64}, 400, "seed"),
-    ({"prompt": "a", "stop": [""]}, 400, "stop"),
-    ({"prompt": "a", "n": 2}, 400, "n"),
+    ({"prompt": "a", "stop": [""]}, 400, "stop.0"),
+    ({"prompt": "a", "n": 0}, 400, "n"),
+    ({"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"7": "much"}}, 400, "logit_bias.7"),
     ({"prompt": "a", "n": True}, 400, "n"),
-    ({"prompt": "a", "echo": True}, 400, "echo"),
+    ({"prompt": "a", "echo": 1}, 400, "echo"),
+    ({"prompt": ["a"] * 300}, 503, ""),
     ({"prompt": "a", "frequency_penalty": 3}, 400, "frequency_penalty"),
     ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
     ({"prompt": "a", "guided_regex": "a*"}, 400, "guided_regex"),
-    ({"prompt": "a", "stream_options": {"what": True}, "stream": True}, 400, "stream_options"),
+    ({"prompt": "a", "stream_options": {"what": True}, "stream": True}, 400, "stream_options.what"),
     ({"messages": []}, 400, "messages"),
-    ({"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
-    ({"messages": [{"role": "user", "content": None}]}, 400, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, 400, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
+    ({"messages": [*CHAT, {"content": "a"}]}, 400, "messages.1.role"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "messages.0.content.0.type",
+    ),
+    ({"messages": CHAT, "reasoning_effort": "low"}, 400, "reasoning_effort"),
     ({"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
     ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
     ({"messages": CHAT, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens"),
@@ -297,8 +416,10 @@ def test_a_wrong_request_is_refused_in_openais_form(
     path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
     reply = served.ask(path, **fields)
     error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (status, param), error
-    assert error["type"] == "invalid_request_error" and error["message"].startswith(f"{param}: ")
+    assert (reply.status_code, error["param"]) == (status, param or None), error
+    if param:
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize(
