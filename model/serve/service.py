@@ -137,13 +137,12 @@ class Service:
 
     def _limit(self, asked: TextRequest, num_prompt: int) -> int:
         """Return the most new tokens of a text."""
-        most, context = self.options.max_new_tokens, self._context
-        room = max(1, context - num_prompt) if context is not None else most or UNLIMITED
-        limit = asked.limit or min(room, most or room)
-        if most is not None and limit > most:
-            raise Refusal(
-                f"max_tokens: got {limit}; allowed: at most {most}, the server's max_new_tokens"
-            )
+        context = self._context
+        most = self.options.max_new_tokens or context or UNLIMITED
+        room = most if context is None else max(1, context - num_prompt)
+        limit = asked.limit or min(room, most)
+        if limit > most:
+            raise Refusal(f"max_tokens: got {limit}; allowed: at most {most} of this server")
         return limit
 
     def _prompts(self, asked: TextRequest | TokenizeRequest) -> list[list[int]]:

@@ -40,7 +40,7 @@ RESET = struct.pack("ii", 1, 0)
 BAD_FIELDS: list[dict[str, Any]] = [
     {"prompt": []},
     {"prompt": [10**9]},
-    {"n": 3},
+    {"n": 0},
     {"temperature": -1},
     {"max_tokens": 10**9},
     {"nonsense": 1},
