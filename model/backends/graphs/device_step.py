@@ -21,7 +21,7 @@ import torch
 
 from ...engine.budget import DraftBudget
 from ...engine.drafter import DeviceDrafting
-from ...engine.read_out import Candidates, rounded, tie_gaps
+from ...engine.read_out import Candidates, tie_gaps
 from ...engine.tree import DraftTree, TreeTopology
 from ...engine.verification import Acceptance, accepted_walk, check_finite
 from ...kernels.operations import top_k
@@ -168,8 +168,7 @@ class StaticDeviceStep:
         sources = self._paths[last][0] + view.start  # [D + 1]
         view.move(sources, view.rows.next(len(sources)))
         k = drafting.num_candidates
-        weighed = rounded(values[:, :k])
-        drafting.learn(token_ids, candidates[:, :k], weighed, self._sees[last][0])
+        drafting.learn(token_ids, candidates[:, :k], values[:, :k], self._sees[last][0])
         return StepNumbers(token_ids, chosen, is_open, last, values[:, 0]).joined()
 
     def _acceptance(self, step: StepNumbers, max_tokens: int) -> Acceptance:

@@ -16,10 +16,13 @@ import torch
 
 from ...budget.memory import check_tensor
 from ...budget.tree_template import TreeTemplate
+from ...engine.read_out import LOGIT_STEPS
 from ...machine.hardware import write
 
 # Of nodes with the same token, the last ones that are averaged: each counts half of the one after it.
 MOST_AVERAGED = 4
+# Steps of a logit, far beyond any.
+LARGEST = 2**20
 
 
 class MirroredArray:
@@ -192,7 +195,10 @@ class DeviceTemplate:
             return
         # How many nodes with the same token come after each.  [N]
         num_after = (is_same & (order[None] > order[:, None])).sum(dim=1)
-        shares = logits.softmax(dim=-1)
+        # Rounded as on the host (`read_out.rounded`), by one kernel.
+        shares = torch.fake_quantize_per_tensor_affine(
+            logits, 1 / LOGIT_STEPS, 0, -LARGEST, LARGEST
+        ).softmax(dim=-1)
         for count in range(MOST_AVERAGED - 1, -1, -1):
             is_written = is_same & (num_after == count)  # [N, N], at most one a row
             winners, has_one = is_written.int().argmax(dim=1), is_written.any(dim=1, keepdim=True)
