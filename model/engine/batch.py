@@ -197,9 +197,10 @@ class Batch:
             if not self._places:
                 self.permit.end()
 
-    def _leave(self, key: Any) -> _Place:
+    def _leave(self, key: Any, is_whole: bool = True) -> _Place:
+        """Let a sequence leave; its rows are kept for others if they are `is_whole`, as after no failure."""
         place = self._places.pop(key)
-        if self._prefix_cache is not None:
+        if self._prefix_cache is not None and is_whole:
             self._prefix_cache.store(place.sequence.cache, place.sequence.tokens)
         if self._passes is not None:
             self._passes.release(place.sequence.cache)
@@ -231,7 +232,7 @@ class Batch:
         with self._in_permit():
             events, records = self._stepped()
             for event in events:
-                self._leave(event.key)  # its drafter is not used again
+                self._leave(event.key, is_whole=False)  # its drafter is not used again
                 _free_frames(event.error)
             return events + [self._event(key, record) for key, record in records.items()]
 

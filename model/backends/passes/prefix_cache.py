@@ -19,6 +19,7 @@ from .weights import Weights
 
 # Fewer common tokens are read again: comparing the weights takes about as long as a pass.
 FEWEST_KEPT = 8
+# Sequences in a row without a known beginning, after which the weights are not compared any more.
 MOST_UNSHARED = 16
 # Bytes of rows in use that are kept beside those of the last text.
 MOST_BYTES = 2**29
@@ -83,12 +84,14 @@ class PrefixCache:
             self._kept.clear()  # their rows may be others now
             has_common = False
         if kept is None or not has_common:
+            if target.device.type != "cpu":
+                self._kept.clear()
+                del kept  # its rows may be used again
             return target.new_cache(capacity)
         cache = kept.cache
         num_common = cache.nearest(num_common)
-        if (
-            2 * num_common > kept.num_rows
-        ):  # the text goes on; a shorter beginning is that of several
+        if 2 * num_common > kept.num_rows:
+            # The text goes on; a shorter beginning is that of several.
             self._kept.remove(kept)  # lost if reading the prompt fails
             if cache.capacity >= capacity:
                 cache.keep(num_common, ())
@@ -103,10 +106,10 @@ class PrefixCache:
             return
         if not self._kept or self._kept[-1].cache is not cache:
             self._kept = [one for one in self._kept if one.cache is not cache]
+            while sum(one.num_bytes for one in self._kept) > self.most_bytes:
+                del self._kept[0]
             self._kept.append(_Kept(cache, sequence, cache.length))
         self._kept[-1].num_rows = cache.length
-        while len(self._kept) > 1 and sum(one.num_bytes for one in self._kept) > self.most_bytes:
-            del self._kept[0]
 
     def clear(self) -> None:
         """Forget all sequences and free their rows."""
