@@ -52,9 +52,8 @@ class StepCosts:
     far: tuple[float, ...]  # after the more
     prompts: dict[str, float]  # milliseconds to read so many tokens
     beside_pass: float  # milliseconds of a step of plain decoding beside its pass
-    sequence: (
-        tuple[float, float] | None
-    )  # milliseconds that a further sequence adds to a pass, near and far
+    # Milliseconds that a further sequence adds to a pass, near and far.
+    sequence: tuple[float, float] | None
     spread: float  # relative interquartile range of a pass's timings
     format: str = FORMAT
 

@@ -195,7 +195,7 @@ class ReplayTarget(PassShapes):
         if UNKNOWN not in nodes:
             return list(nodes)
         after = self.question.after
-        known = next(node for node in nodes if node != UNKNOWN) if set(nodes) != {UNKNOWN} else 1
+        known = next((node for node in nodes if node != UNKNOWN), 1)
         return [
             after.get(token, known) if node == UNKNOWN else node
             for node, token in zip(nodes, tokens, strict=True)

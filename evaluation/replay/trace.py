@@ -60,9 +60,7 @@ class Source:
     max_new_tokens: int
     num_likeliest: int  # W
     methods: list[str]
-    sets: dict[
-        str, dict[str, Any]
-    ]  # of each benchmark: its file's hash, and which of its questions
+    sets: dict[str, dict[str, Any]]  # by benchmark: its file's hash, and which of its questions
     format: str = FORMAT
 
     @classmethod

@@ -149,13 +149,7 @@ class Texts:
         given = [integer("stop_token_ids", one, 0, most) for one in options.stop_token_ids]
         own = frozenset[int]() if options.ignore_eos else eos_ids_of(target.model, tokenizer)
         self._ends = own | set(given)
-        bias = options.logit_bias or {}
-        last = target.vocab_size - 1
-        places = [integer("logit_bias", token, 0, last) for token in bias]
-        values = [number("logit_bias", value, "numbers") for value in bias.values()]
-        added = torch.zeros(target.vocab_size if bias else 0, device=target.device)
-        added[places] = torch.tensor(values, device=target.device)
-        self._bias: Processor = lambda token_ids, scores: scores + added
+        self._bias = [_biased(options.logit_bias, target)] if options.logit_bias else []
 
     def read(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens."""
@@ -195,9 +189,7 @@ class Texts:
                     num_prompt, options.min_new_tokens, sorted(self._ends), device=str(device)
                 )
             )
-        if options.logit_bias:
-            processors.append(self._bias)
-        processors += options.logits_processors
+        processors += [*self._bias, *options.logits_processors]
         if not options.temperature:
             return GreedyRule(processors) if processors else None
         generator = None
@@ -205,6 +197,15 @@ class Texts:
             generator = torch.Generator(device).manual_seed(options.seed + index)
         chosen = options.temperature, options.top_k, options.top_p, options.min_p
         return SamplingRule([*processors, *sampling_processors(*chosen)], generator)
+
+
+def _biased(bias: Mapping[int, float], target: TargetModel) -> Processor:
+    """Return a processor that adds to the scores of these tokens; a `ValueError` for what is no token or number."""
+    places = [integer("logit_bias", token, 0, target.vocab_size - 1) for token in bias]
+    values = [number("logit_bias", value, "numbers") for value in bias.values()]
+    added = torch.zeros(target.vocab_size, device=target.device)
+    added[places] = torch.tensor(values, device=target.device)
+    return lambda token_ids, scores: scores + added
 
 
 class TextArguments(TypedDict, total=False):

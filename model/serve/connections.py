@@ -15,9 +15,8 @@ def limited(most: int, head_seconds: float, longest_seconds: float) -> type[H11P
     one, it is closed itself. A connection has `head_seconds` to send the head of a request, and `longest_seconds`
     until its answer has been taken.
     """
-    idle: dict[
-        LimitedProtocol, None
-    ] = {}  # without a request, in the order in which they became so
+    # Without a request, in the order in which they became so.
+    idle: dict[LimitedProtocol, None] = {}
 
     class LimitedProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None

@@ -45,9 +45,8 @@ class Job:
     send: Callable[[StreamPiece | Exception], None]  # called in the decoding thread
     deadline: float = float("inf")
     echo: str = ""  # what the answer tells of its prompt
-    num_top_of_prompt: int | None = (
-        None  # likeliest tokens told beside each of the prompt's; None: nothing is told
-    )
+    # Likeliest tokens told beside each of the prompt's; None: nothing is told.
+    num_top_of_prompt: int | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the end
     is_cancelled: bool = False  # set from any thread; the text leaves before the next step
     steps: list[StepCounts] = field(default_factory=list)  # so far

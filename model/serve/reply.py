@@ -45,9 +45,8 @@ class Reply:
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "model": name}
         self._created = int(time.time())
         self._begun: set[int] = set()  # choices of which something was told
-        self._num_letters = [0] * len(
-            jobs
-        )  # of each choice's tokens whose log-probabilities were told
+        # Of each choice's tokens whose log-probabilities were told.
+        self._num_letters = [0] * len(jobs)
 
     def watch(self, leaving: asyncio.Task[None]) -> None:
         """Give the answer up when the client has left."""
@@ -146,10 +145,10 @@ class Reply:
         # Choices of one prompt count it once.
         num_prompt = sum(len(job.text.request.prompt_ids) for job in self._jobs[:: self._asked.n])
         num_new = sum(job.num_new for job in self._jobs)
-        usage: dict[str, Any] = {"prompt_tokens": num_prompt, "completion_tokens": num_new}
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new}
         cached = {"cached_tokens": sum(job.num_cached for job in self._jobs)}
-        usage |= {"total_tokens": num_prompt + num_new}
-        return {**usage, "prompt_tokens_details": cached}
+        total = num_prompt + num_new
+        return {**usage, "total_tokens": total, "prompt_tokens_details": cached}
 
     def _metrics(self) -> dict[str, Any]:
         """Return vLLM's fields, and every step under a name of our own; times of an answer with one choice."""
