@@ -31,7 +31,10 @@ for line in Path(file).read_text().splitlines():
     print(json.dumps(found))
 prompt = client.completions.create(model=model, prompt="A boat", max_tokens=5, temperature=0)
 assert prompt.choices[0].text and prompt.usage.completion_tokens == 5
-for wrong, kind in (({"model": "other"}, openai.NotFoundError), ({"n": 2}, openai.BadRequestError)):
+several = client.chat.completions.create(**words, n=2)
+assert len({choice.message.content for choice in several.choices}) == 1, several
+assert len(several.choices) == 2, several
+for wrong, kind in (({"model": "other"}, openai.NotFoundError), ({"n": 0}, openai.BadRequestError)):
     try:
         client.chat.completions.create(**{**words, **wrong})
     except kind as error:
