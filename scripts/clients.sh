@@ -22,7 +22,7 @@ for client in "${clients[@]:-none}"; do
         exit 2
     fi
 done
-use_python "$IMPORTS, fastapi, uvicorn, prometheus_client" -r requirements.txt -r requirements-test.txt
+use_python "$IMPORTS, fastapi, uvicorn, prometheus_client, llguidance" -r requirements.txt -r requirements-test.txt
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 for client in "${clients[@]}"; do
     if ! has_imports "$VENV/bin/python" "${modules[$client]}"; then

@@ -35,7 +35,7 @@ if [ "${1:-}" = --transformers ]; then
     exec "$folder/bin/python" -m pytest "${parallel[@]}" "${tests[@]}" "$@"
 fi
 
-use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray, fastapi, uvicorn, prometheus_client, httpx" -r requirements.txt -r requirements-test.txt
+use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray, fastapi, uvicorn, prometheus_client, llguidance, httpx" -r requirements.txt -r requirements-test.txt
 if [ "${1:-}" = --setup ]; then exit; fi
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .

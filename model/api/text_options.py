@@ -32,6 +32,7 @@ from ..engine.rules import (
 )
 from ..engine.sequence import Request
 from ..options import integer, number, option, temperature_of
+from .expected import Grammar, GrammarSource, Prediction, guesses_of, prediction_ids
 from .output import Logprobs
 from .prompts import Prompt, ends_text, prompt_ids_of, stop_criterion
 from .texts import Text
@@ -80,6 +81,8 @@ class TextOptions:
     cancel: threading.Event | None = option(None, "set, the step under way is the last")  # noqa: RUF009  # makes a field
     logprobs: int | None = option(None, "log-probabilities, and of n likeliest tokens", least=0)
     logit_bias: Mapping[int, float] | None = option(None, "OpenAI's: added to the tokens' scores")
+    grammar: GrammarSource | None = option(None, "JSON schema or Lark grammar that the text obeys")  # noqa: RUF009  # makes a field
+    prediction: str | Sequence[int] | None = option(None, "a text like it, such as before an edit")
     logits_processors: Sequence[Processor] = option((), "(ids [1, P], scores [1, V]) -> scores")
     tools: Sequence[Any] = option((), "of a chat: functions or JSON schemas")
     chat_template_kwargs: Mapping[str, Any] | None = option(None, "of a chat's template: variables")
@@ -115,9 +118,18 @@ class TextOptions:
         self._refuse_unless(are_functions, "logits_processors", FUNCTIONS)
         is_event = cancel is None or callable(getattr(cancel, "is_set", None))
         self._refuse_unless(is_event, "cancel", "a threading.Event, or what has its is_set()")
-        for name in ("chat_template_kwargs", "logit_bias"):
-            is_mapping = isinstance(getattr(self, name), Mapping | None)
-            self._refuse_unless(is_mapping, name, "a dict")
+        kinds: dict[str, tuple[Any, str]] = {
+            **dict.fromkeys(("chat_template_kwargs", "logit_bias"), (Mapping, "a dict")),
+            "grammar": (Mapping | str, "a JSON schema as a dict, or a Lark grammar as text"),
+            "prediction": (Sequence, "text, or a list of token ids"),
+        }
+        for name, (kind, words) in kinds.items():
+            self._refuse_unless(isinstance(getattr(self, name), kind | None), name, words)
+        if self.grammar is not None:
+            is_free = not self.min_new_tokens
+            self._refuse_unless(
+                is_free, "min_new_tokens", "0, with a grammar, which may end before"
+            )
         if not self.temperature:
             refuse_stateful(self.logits_processors, "with a temperature above 0")
 
@@ -150,6 +162,11 @@ class Texts:
         own = frozenset[int]() if options.ignore_eos else eos_ids_of(target.model, tokenizer)
         self._ends = own | set(given)
         self._bias = [_biased(options.logit_bias, target)] if options.logit_bias else []
+        self._grammar = self._prediction = None
+        if options.grammar is not None:
+            self._grammar = Grammar(options.grammar, tokenizer, target.vocab_size, self._ends)
+        if options.prediction is not None:
+            self._prediction = prediction_ids(options.prediction, tokenizer, target.num_tokens)
 
     def read(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens."""
@@ -161,13 +178,18 @@ class Texts:
         """Return a text that begins now; `index`, among many, is added to the seed."""
         options, num = self.options, len(prompt_ids)
         logprobs = None if options.logprobs is None else Logprobs(num, options.logprobs)
+        grammar = self._grammar and self._grammar.of_text(num)
+        sources: list[Grammar | Prediction] = [grammar] if grammar else []
+        if self._prediction:
+            sources.append(Prediction(self._prediction, num))
         request = Request(
             prompt_ids,
             limit or options.max_new_tokens,
             self._ends,
-            self._rule(num, index, [logprobs] if logprobs else []),
+            self._rule(num, index, [one for one in (logprobs, grammar) if one is not None]),
             ends_text(self._stop, self.target.device),
             options.interrupt(),
+            guesses_of(sources),
         )
         return Text(
             request, self.tokenizer, self._stop.stop_strings if self._stop else (), logprobs
@@ -227,6 +249,8 @@ class TextArguments(TypedDict, total=False):
     cancel: threading.Event | None
     logprobs: int | None
     logit_bias: Mapping[int, float] | None
+    grammar: GrammarSource | None
+    prediction: str | Sequence[int] | None
     logits_processors: Sequence[Processor]
     tools: Sequence[Any]
     chat_template_kwargs: Mapping[str, Any] | None

@@ -70,6 +70,12 @@ class Guesses(NamedTuple):
     log_probabilities: Sequence[Sequence[float]]  # of these tokens, [M, k]
 
 
+def chain_of(root: int, tokens: Sequence[int]) -> Guesses:
+    """Return guesses that these tokens follow the root, one after the other."""
+    nodes, size = [root, *tokens[:-1]], len(tokens)
+    return Guesses(nodes, range(-1, size - 1), [[one] for one in tokens], [[0.0]] * size)
+
+
 class Guesser(Drafter):
     """A drafter whose guesses another one can take; this base has none."""
 

@@ -86,6 +86,9 @@ class PacedDrafter(Drafter):
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         self._drafter.observe_prompt_hidden(token_ids, hidden)
 
+    def hint(self, tokens: Sequence[int]) -> None:
+        self._drafter.hint(tokens)
+
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's tree for this context's costs; the root alone in a pause."""
         self._begun = self._target.now_ns()

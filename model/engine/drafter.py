@@ -123,6 +123,12 @@ class Drafter:
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         """Learn from a chunk of the prompt (up to its last token): C tokens and their hidden states, [C, W * D]."""
 
+    def hint(self, tokens: Sequence[int]) -> None:
+        """Take tokens that probably follow the sequence, as a grammar or a predicted text has them; none: no guess.
+
+        Called before every `propose` and `offer` of a request that has `guesses`.
+        """
+
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return a draft whose root is `context[-1]`, inside the budget."""
         raise NotImplementedError

@@ -40,6 +40,8 @@ class Request(NamedTuple):
     stop: Callable[[Sequence[int]], bool] | None = None
     # Asked after every step why the sequence ends with it, whatever its tokens; None lets it go on.
     interrupt: Callable[[], str | None] | None = None
+    # Asked before a draft, with the sequence so far, which tokens probably follow.
+    guesses: Callable[[Sequence[int]], Sequence[int]] | None = None
     # Prompt and answer together. This and what follows is found by `checked`.
     context: int = 0
     num_visible: int = 0  # new tokens that are emitted
@@ -208,17 +210,22 @@ class RunningSequence:
         max_depth = min(self.request.context - 1 - base, self.target.max_depth_at(base))
         return DraftBudget(max_depth, is_chain)
 
+    def _begin(self, stage: str) -> None:
+        """Begin a draft."""
+        self._go(READY, stage)
+        self._needs = None
+        if self.request.guesses is not None:
+            self.drafter.hint(self.request.guesses(self.tokens))
+
     def propose(self) -> DraftTree:
         """Return the drafter's tree for the next step."""
-        self._go(READY, DRAFTED)
-        self._needs = None
+        self._begin(DRAFTED)
         budget = self.budget
         return self._checked(self.drafter.propose(self.tokens, budget), budget)
 
     def offer(self, most: int, least: float) -> Sequence[float] | None:
         """Return the acceptance probabilities of nodes to draft, as `Drafter.offer`; None: it only proposes."""
-        self._go(READY, OFFERED)
-        self._needs = None
+        self._begin(OFFERED)
         offered = self.drafter.offer(self.tokens, self.budget, most, least)
         if offered is None:
             self._go(OFFERED, READY)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..options import temperature_of
 
@@ -30,7 +32,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -41,6 +42,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # As OpenAI's, where a completion names no limit.
 COMPLETION_TOKENS = 16
+
 
 StopString = Annotated[str, Field(min_length=1)]
 
@@ -75,7 +77,7 @@ class _Fields(BaseModel):
             return values
         left = {}
         for name, value in values.items():
-            allowed = NEUTRAL.get(name, ())
+            allowed = () if name in cls.model_fields else NEUTRAL.get(name, ())
             # 1 == True, which is no number here
             if any(value == one and type(value) in (type(one), float) for one in allowed):
                 continue
@@ -92,6 +94,50 @@ class StreamOptions(_Fields):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: usage in every chunk
     include_obfuscation: bool = False  # OpenAI's padding, of which there is none
+
+
+class SchemaFields(_Fields):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field({}, alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(_Fields):
+    """The form of an answer: JSON of a schema, or any object."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFields | None = None
+
+    @property
+    def grammar(self) -> dict[str, Any] | None:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise Refusal(
+                "response_format.json_schema: belongs to the type json_schema, and to it alone"
+            )
+        of_type = {"text": None, "json_object": {"type": "object"}}
+        return self.json_schema.schema_ if self.json_schema else of_type[self.type]
+
+
+class TextPart(_Fields):
+    type: Literal["text"]
+    text: str
+
+
+def text_of(content: str | Sequence[TextPart]) -> str:
+    """Return the text of a content, which may come in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class PredictedContent(_Fields):
+    """A text that the answer probably resembles."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
 
 
 class TextFields(_Fields):
@@ -114,6 +160,8 @@ class TextFields(_Fields):
     logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopString | Annotated[list[StopString], Field(max_length=64)] = []
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    prediction: PredictedContent | None = None
     ignore_eos: bool = False  # vLLM's
     return_token_ids: bool = False  # vLLM's
 
@@ -123,36 +171,92 @@ class TextFields(_Fields):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
 
-class TextPart(_Fields):
-    type: Literal["text"]
-    text: str
+class CalledFunction(_Fields):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Fields):
+    id: str = ""
+    index: int = 0
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as a chat template takes it: arguments that are JSON are told as what they say."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
 
 
 class ChatMessage(_Fields):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = ""
+    name: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> ChatMessage:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise PydanticCustomError("content", "needs content, or tool_calls of the assistant")
+        return self
 
     @property
     def text(self) -> str:
-        parts = self.content
-        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return text_of(self.content)
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as a chat template takes it, in which developers are the system."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.text}
+        found: dict[str, Any] = {"role": role, "content": self.text}
+        if self.tool_calls:
+            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        named = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return found | {name: value for name, value in named.items() if value is not None}
+
+
+class FunctionFields(_Fields):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class Tool(_Fields):
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class NamedFunction(_Fields):
+    name: str
+
+
+class NamedTool(_Fields):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatFields(_Fields):
     """The messages of a chat, and what its template reads beside them."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
 
     @property
     def prompts(self) -> list[list[ChatMessage]]:
         return [self.messages]
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """Tools that the answer may call, as chat templates take them."""
+        given = [] if self.tool_choice == "none" else self.tools
+        return [one.model_dump(exclude_defaults=True) for one in given]
 
 
 class ChatRequest(ChatFields, TextFields):

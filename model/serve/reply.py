@@ -20,6 +20,7 @@ from ..api.texts import BYTE, REPLACEMENT
 from .acceptance import vllm_fields
 from .decoding import Job
 from .protocol import CompletionRequest, Refusal, TextRequest
+from .tools import CallReader, Tools
 
 # What the decoding thread sends: the number of a choice, and its next piece or what ended it.
 Arrived = tuple[int, StreamPiece | Exception]
@@ -40,11 +41,13 @@ class Reply:
         arrived: asyncio.Queue[Arrived],
         name: str,
         seconds: float,
+        tools: Tools | None = None,
     ) -> None:
         self._asked, self._jobs, self._arrived, self._seconds = asked, jobs, arrived, seconds
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "model": name}
         self._created = int(time.time())
         self._begun: set[int] = set()  # choices of which something was told
+        self._readers = [CallReader(tools.style) for _ in jobs] if tools else []
         # Of each choice's tokens whose log-probabilities were told.
         self._num_letters = [0] * len(jobs)
 
@@ -90,7 +93,7 @@ class Reply:
                 token_ids=[token for piece in pieces for token in piece.token_ids],
                 logprobs=[item for piece in pieces for item in piece.logprobs or ()],
             )
-            choices.append(self._choice(index, one, self._message(index, one.text)))
+            choices.append(self._choice(index, one, self._message(index, one)))
         return {
             **self._of(self.whole_object, *choices),
             "usage": self._usage(),
@@ -106,7 +109,7 @@ class Reply:
                     is_silent = not (piece.text or piece.finish_reason or piece.logprobs)
                     if is_silent and not self._asked.return_token_ids:
                         continue
-                    choice = self._choice(index, piece, self._delta(index, piece.text))
+                    choice = self._choice(index, piece, self._delta(index, piece))
                     chunk = self._of(self.chunk_object, choice)
                     self._begun.add(index)
                     if options.continuous_usage_stats:
@@ -133,7 +136,7 @@ class Reply:
             "index": index,
             **content,
             "logprobs": logprobs,
-            "finish_reason": piece.finish_reason,
+            "finish_reason": piece.finish_reason and self._why(index, piece.finish_reason),
         }
         if self._asked.return_token_ids:
             choice["token_ids"] = list(piece.token_ids)
@@ -166,11 +169,14 @@ class Reply:
         text: str = self._jobs[0].text.tokenizer.decode([token_id])
         return text
 
-    def _message(self, index: int, text: str) -> dict[str, Any]:
-        return {"text": self._jobs[index].echo + text}
+    def _why(self, index: int, finish_reason: str) -> str:
+        return finish_reason
 
-    def _delta(self, index: int, text: str) -> dict[str, Any]:
-        return {"text": ("" if index in self._begun else self._jobs[index].echo) + text}
+    def _message(self, index: int, piece: StreamPiece) -> dict[str, Any]:
+        return {"text": self._jobs[index].echo + piece.text}
+
+    def _delta(self, index: int, piece: StreamPiece) -> dict[str, Any]:
+        return {"text": ("" if index in self._begun else self._jobs[index].echo) + piece.text}
 
     def _logprobs(self, index: int, items: Sequence[TokenLogprob]) -> dict[str, Any]:
         offsets, tokens = [], [self._token(item.token_id) for item in items]
@@ -197,12 +203,27 @@ class ChatReply(Reply):
         found = super()._of(kind, *choices)
         return found | ({"prompt_token_ids": prompts[0]} if any(prompts) else {})
 
-    def _message(self, index: int, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+    def _message(self, index: int, piece: StreamPiece) -> dict[str, Any]:
+        said = self._said(index, piece)
+        for call in said.get("tool_calls", ()):
+            del call["index"]  # of streams alone
+        return {"message": {"role": "assistant", **said}}
 
-    def _delta(self, index: int, text: str) -> dict[str, Any]:
+    def _delta(self, index: int, piece: StreamPiece) -> dict[str, Any]:
         role = {} if index in self._begun else {"role": "assistant"}
-        return {"delta": {**role, "content": text}}
+        return {"delta": {**role, **self._said(index, piece)}}
+
+    def _said(self, index: int, piece: StreamPiece) -> dict[str, Any]:
+        """Return the text and the calls of a piece."""
+        if not self._readers:
+            return {"content": piece.text}
+        reader, is_last = self._readers[index], piece.finish_reason is not None
+        text, calls = reader.take(piece.text, is_last)
+        return {"content": text or None, "tool_calls": calls} if calls else {"content": text}
+
+    def _why(self, index: int, finish_reason: str) -> str:
+        has_called = self._readers and self._readers[index].num_calls
+        return "tool_calls" if has_called and finish_reason == "stop" else finish_reason
 
     def _logprobs(self, index: int, items: Sequence[TokenLogprob]) -> dict[str, Any]:
         content = []

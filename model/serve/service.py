@@ -26,6 +26,7 @@ from .protocol import (
     TokenizeRequest,
 )
 from .reply import Arrived, Reply, reply_to
+from .tools import Tools
 
 # Fields that `TextOptions` has under the same names.
 SAME = ["top_p", "min_p", "seed", "ignore_eos", "stop_token_ids"]
@@ -104,7 +105,8 @@ class Service:
             raise Refusal("the queue is full; try again later", 503, "queue_full") from None
         except RuntimeError as error:
             raise Refusal(str(error), 503) from error
-        return reply_to(asked)(asked, jobs, arrived, self._name, self.options.request_seconds)
+        seconds, tools = self.options.request_seconds, self.tools_of(asked)
+        return reply_to(asked)(asked, jobs, arrived, self._name, seconds, tools)
 
     async def _in_reader(self, make: Any, num_bytes: int) -> Any:
         """Return what is made of a request's text; streams go on meanwhile, and a cancelled one is not begun."""
@@ -124,6 +126,8 @@ class Service:
                     top_k=max(asked.top_k, 0),
                     min_new_tokens=asked.min_tokens,
                     logprobs=asked.num_top_logprobs,
+                    grammar=self._grammar(asked),
+                    prediction=asked.prediction.text if asked.prediction else None,
                     **own,
                 )
                 texts = Texts(target, self._decoder.tokenizer, options)
@@ -134,6 +138,23 @@ class Service:
             return found
         except ValueError as error:
             raise Refusal(str(error)) from error
+
+    def tools_of(self, asked: TextRequest | ChatFields) -> Tools | None:
+        """Return the tools that an answer may call; None if there are none."""
+        functions = asked.functions if isinstance(asked, ChatFields) else []
+        return Tools(functions, self._decoder.tokenizer) if functions else None
+
+    def _grammar(self, asked: TextRequest) -> dict[str, Any] | str | None:
+        """Return the grammar of an answer: that of its format, or of a call that it must be."""
+        grammar = asked.response_format.grammar
+        choice = asked.tool_choice if isinstance(asked, ChatFields) else "auto"
+        if choice in ("none", "auto"):
+            return grammar
+        if grammar is not None or (tools := self.tools_of(asked)) is None:
+            raise ValueError(
+                "tool_choice: asks for a call; allowed: with tools, and without response_format"
+            )
+        return tools.grammar(None if isinstance(choice, str) else choice.function.name)
 
     def _limit(self, asked: TextRequest, num_prompt: int) -> int:
         """Return the most new tokens of a text."""
@@ -151,7 +172,7 @@ class Service:
         for prompt in asked.prompts:
             texts = [prompt] if isinstance(prompt, str) else []
             if isinstance(asked, ChatFields):
-                texts = [message.text for message in asked.messages]
+                texts = [message.model_dump_json() for message in (*asked.messages, *asked.tools)]
             num_bytes = sum(len(text.encode()) for text in texts)
             if most is not None and num_bytes > most * self._longest_token:
                 raise ValueError(f"prompt: got {num_bytes} bytes; allowed: at most {most} tokens")
@@ -170,7 +191,9 @@ class Service:
         return max(len(token.encode()) for token in self._decoder.tokenizer.get_vocab())
 
     def _chat_ids(self, asked: ChatFields) -> list[int]:
-        said = [message.for_template() for message in asked.messages]
+        said, tools = [one.for_template() for one in asked.messages], self.tools_of(asked)
+        if tools is not None and tools.is_in_words:
+            said = tools.told(said)
         if not self._keeps_system and any(one["role"] == "system" for one in said):
             raise ValueError(
                 "messages: got a system message, which the model's chat template does not take; leave it out"
@@ -179,7 +202,9 @@ class Service:
         if asked.reasoning_effort is not None:
             variables["reasoning_effort"] = asked.reasoning_effort
         # As OpenAI's, an answer begins anew after the assistant's message too.
-        return chat_ids(said, self._decoder.tokenizer, (), variables, continue_final_message=False)
+        functions = asked.functions if tools is not None and not tools.is_in_words else []
+        tokenizer = self._decoder.tokenizer
+        return chat_ids(said, tokenizer, functions, variables, continue_final_message=False)
 
     def _echoes(self, asked: TextRequest, texts: Sequence[Text]) -> list[str]:
         """Return what each choice tells of its prompt."""

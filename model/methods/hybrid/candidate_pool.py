@@ -71,7 +71,7 @@ FIRST_GUIDED = FIRST_FREQUENT + NUM_FREQUENT
 KIND_SOURCES = (
     *(source for source in SOURCES for _ in CENTRES),
     *("frequent tokens" for _ in FREQUENT_PRIORS),
-    *(source for source in ("heads", "heads and text", "heads and text") for _ in CENTRES),
+    *(source for source in ("guide", "guide and text", "guide and text") for _ in CENTRES),
 )
 SOURCE = Path(__file__).with_name("candidate_pool.cpp")
 SHARED = SOURCE.with_name("sources.h")
@@ -85,7 +85,7 @@ def library_of_pool() -> ctypes.CDLL:
 class CandidatePool(Growth):
     """All sources, and their learned acceptance.
 
-    A node is compared with `num_neighbours` records; `has_guide`: whether `guide` is called.
+    A node is compared with `num_neighbours` records.
     """
 
     sources = KIND_SOURCES
@@ -96,10 +96,9 @@ class CandidatePool(Growth):
         k: int,
         vocab_size: int,
         num_neighbours: int = 0,
-        has_guide: bool = False,
     ) -> None:
         self._vocab_size = vocab_size
-        priors = KIND_CENTRES + FREQUENT_PRIORS + KIND_CENTRES * has_guide
+        priors = KIND_CENTRES + FREQUENT_PRIORS + KIND_CENTRES
         self.tables = RowTables(num_slots, k)
         self.neighbours = Neighbours(num_neighbours, k, vocab_size)
         self._rates = AcceptanceRates(priors)

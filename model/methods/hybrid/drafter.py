@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ...backends.target import TargetModel
-from ...budget.best_first import Guesser
+from ...budget.best_first import Guesser, chain_of
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.memory import check_names, check_size, check_topk
 from ...budget.paced import CostAwareDrafter
@@ -101,9 +101,9 @@ class HybridDrafter(CostAwareDrafter):
             config.output_id_topk,
             vocab_size,
             config.neighbours,
-            bool(config.head),
         )
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
+        self._hinted: Sequence[int] = ()
 
     def sibling(self) -> HybridDrafter:
         """Return a drafter with a text of its own; rows, states, counts and rates are shared."""
@@ -133,7 +133,10 @@ class HybridDrafter(CostAwareDrafter):
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._head.start(prompt_ids)
         self._pool.start(prompt_ids)
-        self._before = ()
+        self._before, self._hinted = (), ()
+
+    def hint(self, tokens: Sequence[int]) -> None:
+        self._hinted = tokens
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         values, top_ids = likeliest(logits, self.needs.num_candidates)
@@ -167,8 +170,13 @@ class HybridDrafter(CostAwareDrafter):
             self._pool.learn(step.tree, step.acceptance)
 
     def _begun(self, context: Sequence[int], budget: DraftBudget) -> DraftBudget:
-        """Take the head's guesses for a draft within a budget; return its limits."""
-        if guesses := self._head.guesses(context, budget):
+        """Take the guesses of a hint, else of the head, for a draft within a budget; return its limits."""
+        hinted = self._hinted
+        if (
+            guesses := chain_of(context[-1], hinted)
+            if hinted
+            else self._head.guesses(context, budget)
+        ):
             self._pool.guide(guesses)
         return replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
 

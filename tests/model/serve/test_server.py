@@ -393,8 +393,8 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "a", "guided_regex": "a*"}, 400, "guided_regex"),
     ({"prompt": "a", "stream_options": {"what": True}, "stream": True}, 400, "stream_options.what"),
     ({"messages": []}, 400, "messages"),
-    ({"messages": [{"role": "tool", "content": "a"}]}, 400, "messages.0.role"),
-    ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, 400, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0"),
     ({"messages": [*CHAT, {"content": "a"}]}, 400, "messages.1.role"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -402,8 +402,10 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
         "messages.0.content.0.type",
     ),
     ({"messages": CHAT, "reasoning_effort": "low"}, 400, "reasoning_effort"),
-    ({"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
-    ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools.0.function"),
+    ({"messages": CHAT, "tool_choice": "required"}, 400, "tool_choice"),
+    ({"messages": CHAT, "response_format": {"type": "xml"}}, 400, "response_format.type"),
+    ({"prompt": "a", "prediction": {"type": "content"}}, 400, "prediction.content"),
     ({"messages": CHAT, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens"),
     ({"messages": CHAT, "top_logprobs": 2}, 400, "top_logprobs"),
 ]

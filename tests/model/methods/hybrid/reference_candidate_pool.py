@@ -75,7 +75,6 @@ class ReferencePool:
         k: tokens in a row.
         vocab_size: V.
         num_neighbours: records that are compared for a node; 0: none.
-        has_guide: whether `guide` is called.
     """
 
     def __init__(
@@ -84,14 +83,13 @@ class ReferencePool:
         k: int,
         vocab_size: int,
         num_neighbours: int = 0,
-        has_guide: bool = False,
     ) -> None:
         self._k = k
         self._vocab_size = vocab_size
         self.tables = ReferenceRowTables(num_slots, k)
         self.neighbours = ReferenceNeighbours(num_neighbours, k, vocab_size)
         self._end: np.ndarray | None = None  # state after the text's last token but one, if known
-        self._centres = KIND_CENTRES + FREQUENT_PRIORS + KIND_CENTRES * has_guide
+        self._centres = KIND_CENTRES + FREQUENT_PRIORS + KIND_CENTRES
         self._rates = AcceptanceRates(self._centres)
         self._guide: Guesses | None = None
         self._frequent = ReferenceFrequentTokens(vocab_size)

@@ -35,7 +35,7 @@ class Pair:
         self.k, self.vocab_size = k, vocab_size
         self.num_neighbours = self.source.choice((0, 1, 4, 32))
         self.has_guide = seed % 2 == 1
-        sizes = (num_slots, k, vocab_size, self.num_neighbours, self.has_guide)
+        sizes = (num_slots, k, vocab_size, self.num_neighbours)
         self.pools = [kind(*sizes) for kind in (ReferencePool, CandidatePool)]
 
     def sibling(self) -> Pair:

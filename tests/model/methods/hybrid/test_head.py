@@ -42,7 +42,7 @@ def test_the_text_is_that_of_generate_whatever_heads_guess(method: str) -> None:
     first = generate(target, drafter, PROMPT, max_new_tokens=40)
     assert first.token_ids == referee(target, PROMPT, 40)
     sources = {name for step in first.steps for name in (step.tree.sources or ())[1:]}
-    assert "heads" in sources, "the heads' guesses were drafted"
+    assert "guide" in sources, "the heads' guesses were drafted"
     drafter.reset()
     again = generate(target, drafter, PROMPT, max_new_tokens=40)
     fresh = generate(target, with_head(method, num_nodes=7), PROMPT, max_new_tokens=40)
@@ -71,7 +71,7 @@ def test_siblings_have_heads_of_their_own_text() -> None:
 
 
 def pool_of(*tokens: int) -> CandidatePool:
-    pool = CandidatePool(2**8, 2, 50, has_guide=True)
+    pool = CandidatePool(2**8, 2, 50)
     pool.start(tokens)
     return pool
 
@@ -83,14 +83,14 @@ def test_a_guide_is_followed_along_its_tree_until_the_text_goes_on() -> None:
     pool.guide(guesses)
     tree = pool.grow(2, 3, ROOMY)
     assert tree.token_ids.tolist() == [2, 7, 9, 11], "the third row serves whatever follows 7"
-    assert tree.sources is not None and set(tree.sources[1:]) == {"heads"}
+    assert tree.sources is not None and set(tree.sources[1:]) == {"guide"}
     pool.append([7])
     sources = pool.grow(7, 3, ROOMY).sources
-    assert sources is not None and "heads" not in sources, "it spoke of the text before"
+    assert sources is not None and "guide" not in sources, "it spoke of the text before"
     pool.guide(guesses)
     pool.start([1, 2])
     sources = pool.grow(2, 3, ROOMY).sources
-    assert sources is not None and "heads" not in sources, "and so it is with another text"
+    assert sources is not None and "guide" not in sources, "and so it is with another text"
 
 
 def test_what_the_text_says_too_is_more_probable() -> None:
@@ -100,7 +100,7 @@ def test_what_the_text_says_too_is_more_probable() -> None:
         pool.guide(row)
     assert alone.grow(2, 1, ROOMY).token_ids.tolist() == [2, 8], "the larger id, of equals"
     tree = both.grow(2, 1, ROOMY)
-    assert tree.token_ids.tolist() == [2, 8] and tree.sources == ("rows", "heads and text")
+    assert tree.token_ids.tolist() == [2, 8] and tree.sources == ("rows", "guide and text")
     gains = [pool.offer(2, 2, ROOMY, 0.0)[0] for pool in (alone, both)]
     assert gains[1] > gains[0]
 
@@ -115,8 +115,10 @@ def test_words_that_name_no_heads_are_refused(words: str) -> None:
         HybridDrafter(HybridConfig(head="eagle=none"), 50, CPU)
 
 
-def test_memory_without_heads_does_not_fit_a_hybrid_with_them() -> None:
+def test_memory_fits_with_and_without_heads() -> None:
     target = target_of(LLAMA)
-    plain = HybridDrafter(HybridConfig(), target.vocab_size, CPU)
-    with pytest.raises(ValueError, match="rates"):
-        with_head("medusa").load_memory(plain.memory())
+    plain, guided = HybridDrafter(HybridConfig(), target.vocab_size, CPU), with_head("medusa")
+    generate(target, guided, PROMPT, max_new_tokens=20)
+    learned = guided.memory()
+    plain.load_memory(learned)
+    assert all(torch.equal(value, learned[name]) for name, value in plain.memory().items())
