@@ -1,13 +1,14 @@
 """Builds all C++ of the library ahead, so that no first use waits for a compiler, as in a container image.
 
 Each file is built once for each version of it, of torch and of the processor's kind, and kept where torch
-keeps its extensions.
+keeps its extensions. `prebuild` writes those of all kinds of processors, which a wheel carries (setup.py).
 
 Run: python -m model.build
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -69,6 +70,22 @@ def libraries() -> dict[str, Callable[[], Path]]:
         "kernels for passes over a few rows": kernel_library,
         **{what: partial(tree_library, source, what) for what, source in trees.items()},
     }
+
+
+def prebuild(folder: Path) -> None:
+    """Write all libraries into a folder, for every kind of processor of this platform.
+
+    Raises:
+        BuildError, ImportError, OSError: as `built`.
+    """
+    from .kernels.short_pass import KINDS, kernel_library
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _, *trees = libraries().values()
+    for kind in KINDS:
+        shutil.copy(kernel_library(kind), folder)
+    for library in trees:
+        shutil.copy(library(), folder)
 
 
 if __name__ == "__main__":

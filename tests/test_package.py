@@ -22,6 +22,7 @@ import pytest
 
 from model import __version__
 from model.chat import __main__ as chat
+from model.kernels.short_pass import KINDS, short_pass_kernel
 from scripts.export_custom_generate import export
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -272,6 +273,28 @@ def test_the_commands_of_the_package_work_without_a_compiler_and_say_what_they_l
     assert {"torch", "[serve]", "[harness]"} <= {*advice}, "ranges are those of its metadata"
     refused = command("compare", "--methods", "vanilla")
     assert refused.returncode == 2 and "is in a checkout of the project" in refused.stderr
+
+
+def test_a_wheel_of_a_platform_needs_no_compiler(archives: Path, tmp_path: Path) -> None:
+    if short_pass_kernel() is None:
+        pytest.skip("the kernels cannot be built here")
+    made = {"SOURCE_DATE_EPOCH": TIME, "TOKEN_RECYCLING_PREBUILT": "1"}
+    source = archives.parent / "source"
+    run_python(sys.executable, "-c", BUILD, "wheel", tmp_path, cwd=source, **made)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-linux" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if "/prebuilt/" in name]
+    assert len([name for name in names if "short-pass" in name]) == len(KINDS)
+    assert len(names) == len(KINDS) + 2
+    installed = install(tmp_path / "environment", wheel)
+    lacking = {"CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(tmp_path / "none")}
+    export(tmp_path / "exported")
+    words = ("-c", ALONE + DECODE, DEMO, PROMPT, tmp_path / "exported")
+    code_cache = str(tmp_path / "modules")
+    done = run(installed / "python", *words, cwd=tmp_path, HF_MODULES_CACHE=code_cache, **lacking)
+    assert done.returncode == 0 and "slower" not in done.stderr, done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_checkout_that_is_installed_in_place_has_the_harness(

@@ -5,7 +5,7 @@ fraction of the memory's speed. Our kernel reads each weight once and sums in fl
 precision too. So does the one for attention (`short_attention.h`): torch's takes 1.3 to 7 times as
 long. A third finds the largest logits of a row in one pass over it.
 
-The files are built once for each version of torch (`model.machine.files`).
+The files are built once for each version of torch and kind of processor (`model.machine.files`).
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads; D and E numbers in a key and a value.
 """
@@ -31,6 +31,8 @@ INSTRUCTIONS = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
 }
 BFLOAT16_UNITS = "-mavx512bf16"
+# Of processors: torch's instruction set, and whether there are units for bfloat16.
+KINDS = (("AVX2", False), ("AVX512", False), ("AVX512", True))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -86,38 +88,42 @@ def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
-def kernel_library() -> Path:
-    """Return the library for this processor and torch, built if needed.
+def kernel_library(kind: tuple[str, bool] | None = None) -> Path:
+    """Return the library for this torch and a kind of processor, built if needed; None: for this processor.
 
     Raises:
         UnsupportedProcessorError: if the kernels are not made for it.
         BuildError, ImportError, OSError: as `built`.
     """
-    instructions = _instructions()
-    # Imports setuptools, which takes a third of a second and is not always installed.
+    what = "the kernels for passes over a few rows (once, about 20 s)"
+    options = ("-fopenmp", "-Wno-psabi", *_instructions(*(kind or this_kind())))
+    version = torch.__version__.partition("+")[0]  # a build for a GPU has the same interface
+    return built((SOURCE, *HEADERS), what, options, _libraries, version)
+
+
+def _libraries() -> tuple[str, ...]:
     from torch.utils import cpp_extension
 
-    libraries = (
+    return (
         *(f"-isystem{folder}" for folder in cpp_extension.include_paths()),
         *(f"-L{folder}" for folder in cpp_extension.library_paths()),
         *("-lc10", "-ltorch_cpu"),
     )
-    what = "the kernels for passes over a few rows (once, about 20 s)"
-    options = ("-fopenmp", "-Wno-psabi", *instructions)
-    return built((SOURCE, *HEADERS), what, options, libraries, torch.__version__)
 
 
-def _instructions() -> tuple[str, ...]:
-    """Return the compiler options for this processor; raise UnsupportedProcessorError for others."""
-    capability = torch.backends.cpu.get_cpu_capability()
+def this_kind() -> tuple[str, bool]:
+    return torch.backends.cpu.get_cpu_capability(), has_bfloat16_units()
+
+
+def _instructions(capability: str, has_units: bool) -> tuple[str, ...]:
+    """Return the compiler options for a kind of processor; raise UnsupportedProcessorError for others."""
     if sys.platform != "linux" or capability not in INSTRUCTIONS:
         raise UnsupportedProcessorError(
             f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
         )
-    instructions = INSTRUCTIONS[capability]
-    if has_bfloat16_units():
-        instructions += (BFLOAT16_UNITS,)
-    return (*instructions, f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
+    units = (BFLOAT16_UNITS,) if has_units else ()
+    of_torch = (f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
+    return (*INSTRUCTIONS[capability], *units, *of_torch)
 
 
 def has_bfloat16_units() -> bool:

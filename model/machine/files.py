@@ -2,8 +2,11 @@
 
 After a crash a file is the old one or all of the new one. Measurements are one JSON file per model, device, dtype
 and number of threads, in the folder `TOKEN_RECYCLING_CACHE`, by default `token-recycling` in the user's cache
-folder. Delete a file there to measure again. The system's compiler builds each C++ source at its first use, once
-per version of its files and options, where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
+folder. Delete a file there to measure again.
+
+The wheel of a platform carries the C++ libraries in `PREBUILT`. What is not there is built by the system's compiler
+at its first use, once per version of its files and options, where torch keeps its extensions
+(`TORCH_EXTENSIONS_DIR`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 BUILD_SECONDS = 300
+PREBUILT = Path(__file__).parents[1] / "prebuilt"
 
 
 @contextmanager
@@ -117,16 +121,16 @@ def built(
     files: Sequence[Path],
     what: str,
     options: Sequence[str] = (),
-    libraries: Sequence[str] = (),
+    libraries: Callable[[], Sequence[str]] = tuple,
     versions: str = "",
 ) -> Path:
-    """Return the shared library of a C++ file; build it if needed.
+    """Return the shared library of a C++ file, a wheel's or this machine's; build it if needed.
 
     Args:
         files: the source, then the headers of the project that it includes.
         what: text for the log: what is built and about how long it takes.
         options: compiler options.
-        libraries: compiler options for headers and libraries of others.
+        libraries: returns compiler options for headers and libraries of others.
         versions: versions of these libraries.
 
     Raises:
@@ -134,12 +138,14 @@ def built(
         ImportError: if torch's extension tools cannot be imported.
         OSError: if the folder cannot be written.
     """
+    content = b"".join(file.read_bytes() for file in files) + f"{versions} {options}".encode()
+    name = f"{files[0].stem.replace('_', '-')}-{hashlib.sha256(content).hexdigest()[:12]}.so"
+    if (PREBUILT / name).exists():
+        return PREBUILT / name
     # Imports setuptools, which takes a third of a second and is not always installed.
     from torch.utils import cpp_extension
 
-    content = b"".join(file.read_bytes() for file in files) + f"{versions} {options}".encode()
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    name = f"{files[0].stem.replace('_', '-')}-{hashlib.sha256(content).hexdigest()[:12]}.so"
     library = Path(root) / "token-recycling" / name
     if library.exists():
         return library
@@ -151,7 +157,7 @@ def built(
         with atomic_write(library) as temporary:
             command = (
                 *(compiler, "-O3", "-std=c++20", "-fPIC", "-shared", *options),
-                *(str(files[0]), "-o", str(temporary), *libraries),
+                *(str(files[0]), "-o", str(temporary), *libraries()),
             )
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
             if done.returncode:

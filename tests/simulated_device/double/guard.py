@@ -25,4 +25,4 @@ def load_guard() -> None:
         "-lc10",
     )
     what = "the guard of simulated devices (once, about 3 s)"
-    ctypes.CDLL(str(built([SOURCE], what, (), libraries, torch.__version__)))
+    ctypes.CDLL(str(built([SOURCE], what, (), lambda: libraries, torch.__version__)))
