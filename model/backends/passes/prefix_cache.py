@@ -10,7 +10,7 @@ Shapes: T rows in use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..target import TargetModel
@@ -23,6 +23,8 @@ FEWEST_KEPT = 8
 MOST_UNSHARED = 16
 # Bytes of rows in use that are kept beside those of the last text.
 MOST_BYTES = 2**29
+# Times the rows in use, above which their cache is copied into one that has room for them alone.
+LARGE = 1.5
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,13 @@ class _Kept:
     def num_bytes(self) -> float:
         return self.cache.num_bytes * self.num_rows / self.cache.capacity
 
+    def shrink(self, new_cache: Callable[[int], TreeCache]) -> None:
+        """Give back room for rows that are not in use, since no text goes on there; states have no such room."""
+        if self.cache.capacity > LARGE * self.num_rows and not self.cache.has_states:
+            small = new_cache(self.num_rows)
+            small.copy_rows(self.cache, self.num_rows)
+            self.cache = small
+
 
 class PrefixCache:
     """Holds the caches of earlier sequences of one model, the last one and as many before it as `most_bytes` allow.
@@ -55,6 +64,7 @@ class PrefixCache:
         # With which their rows were computed; None: not recorded.
         self._weights: Weights | None = None
         self._num_unshared = 0  # sequences since the last one that began as one before it
+        self._new_cache: Callable[[int], TreeCache] | None = None  # of the target, on a CPU
 
     def open(self, target: TargetModel, prompt_ids: Sequence[int], capacity: int) -> TreeCache:
         """Return a cache for `capacity` rows that holds the rows of the prompt's longest known beginning.
@@ -64,7 +74,9 @@ class PrefixCache:
         for that, which takes as long as a pass; so it is left out once `MOST_UNSHARED` sequences in a row had no
         beginning in common with one before.
         """
-        if target.device.type != "cpu":
+        if target.device.type == "cpu":
+            self._new_cache = target.new_cache
+        else:
             del self._kept[:-1]
         kept = max(self._kept, key=lambda one: one.num_common(prompt_ids), default=None)
         num_common = kept.num_common(prompt_ids) if kept else 0
@@ -102,10 +114,12 @@ class PrefixCache:
 
     def store(self, cache: TreeCache, sequence: Sequence[int]) -> None:
         """Keep the cache, whose rows belong to the first tokens of `sequence`; both may go on growing."""
-        if not cache.is_lasting:
+        if not cache.is_lasting or not cache.length:
             return
         if not self._kept or self._kept[-1].cache is not cache:
             self._kept = [one for one in self._kept if one.cache is not cache]
+            if self._kept and self._new_cache is not None:
+                self._kept[-1].shrink(self._new_cache)
             while sum(one.num_bytes for one in self._kept) > self.most_bytes:
                 del self._kept[0]
             self._kept.append(_Kept(cache, sequence, cache.length))

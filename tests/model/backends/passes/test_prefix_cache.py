@@ -268,3 +268,27 @@ def test_sums_of_weights_see_every_change_on_any_device(monkeypatch: pytest.Monk
             change()
             sums.add(weights._sum(numbers.untyped_storage()))
         assert len(sums) == 6
+
+
+def test_kept_texts_have_no_room_for_rows_that_are_not_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, cache = target_of(LLAMA), PrefixCache()
+    prompts = [random_ids(30, seed=seed, vocab_size=64) for seed in range(4)]
+    answers = []
+    for prompt in prompts:
+        drafter = drafter_for("recycling", target)
+        answers.append(generate(target, drafter, prompt, max_new_tokens=8, prefix_cache=cache))
+    *others, last = cache._kept
+    assert [one.cache.capacity for one in others] == [one.num_rows for one in others]
+    assert last.cache.capacity > last.num_rows, "the next turn goes on there"
+    reading = Reading(target, monkeypatch)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = [*prompt, *answer.token_ids, 5]
+        drafter = drafter_for("vanilla", target)
+        found = generate(target, drafter, text, max_new_tokens=8, prefix_cache=cache).token_ids
+        assert reading.since() <= 3 and found == referee(target, text, 8)
+    assert cache.open(target, prompts[0], 40).length >= 8
+    fresh = PrefixCache()
+    fresh.store(fresh.open(target, prompts[0], 40), prompts[0])
+    assert not fresh._kept, "nothing was read"
