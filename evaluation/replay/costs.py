@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from model.budget.paced import sequence_costs
 from model.commands.command_line import UserError, first_line
 from model.commands.files import parse_json, read_text, write_whole
 from model.engine.loop import generate
+from model.engine.read_out import likeliest
 from model.machine.hardware import device_name, machine_name
 from model.machine.timing import progress, relative_spread, seconds_of
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
@@ -38,6 +40,8 @@ ROUNDS = 9
 # Tokens of plain decoding that show what a step takes beside its pass.
 DECODED = 48
 MAX_BYTES = 2**20
+# Likeliest tokens that methods learn from after each token of a prompt.
+NUM_LEARNED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class StepCosts:
     # Milliseconds that a further sequence adds to a pass, near and far.
     sequence: tuple[float, float] | None
     spread: float  # relative interquartile range of a pass's timings
+    # As `prompts`, with the logits of all tokens and the likeliest of these; empty: not measured.
+    prompts_with_logits: dict[str, float] = field(default_factory=dict)
     format: str = FORMAT
 
     @classmethod
@@ -84,9 +90,11 @@ class StepCosts:
         begin, end = self.contexts
         return float(max(near / 2, near + (context - begin) / (end - begin) * (far - near)))
 
-    def of_prompt(self, num_tokens: int) -> float:
+    def of_prompt(self, num_tokens: int, with_logits: bool = False) -> float:
         """Return the milliseconds to read a prompt, which grow beyond the longest measured one as before it."""
-        lengths, times = [0.0, *map(float, self.prompts)], [0.0, *self.prompts.values()]
+        measured = self.prompts_with_logits if with_logits else {}
+        measured = measured or self.prompts
+        lengths, times = [0.0, *map(float, measured)], [0.0, *measured.values()]
         beyond = max(0.0, num_tokens - lengths[-1])
         slope = (times[-1] - times[-2]) / (lengths[-1] - lengths[-2])
         return float(np.interp(num_tokens, lengths, times) + beyond * slope)
@@ -109,7 +117,7 @@ def measure(target: TargetModel, name: str, model_path: str) -> StepCosts:
     trees = {size: draft_of(target, size) for size in sizes}
     prompts = [length for length in PROMPTS if length < longest]
     passes: dict[tuple[int, int], list[float]] = {}
-    reads: dict[int, list[float]] = {}
+    reads: dict[tuple[int, bool], list[float]] = {}
     beside: list[float] = []
     vanilla = VanillaDrafter(VanillaConfig(), target.vocab_size, target.device)
     for _ in progress(range(ROUNDS), unit="round"):
@@ -118,13 +126,18 @@ def measure(target: TargetModel, name: str, model_path: str) -> StepCosts:
                 # Steps of a size come in a row; the first one finds another's data in the processor's caches.
                 _, *found = (time_pass(target, cache, tree, context) for _ in range(3))
                 passes.setdefault((size, context), []).extend(found)
-        for length in prompts:
-            reads.setdefault(length, []).append(_seconds_to_read(target, length) * 1e3)
+        for length, with_logits in product(prompts, (False, True)):
+            seconds = _seconds_to_read(target, length, with_logits)
+            reads.setdefault((length, with_logits), []).append(seconds * 1e3)
         steps = generate(target, vanilla, [1] * contexts[0], max_new_tokens=DECODED).steps
         own = [step.step_ns - step.forward_ns - step.verify_ns for step in steps]
         beside.append(statistics.median(own) / 1e6)
     medians = {point: statistics.median(times) for point, times in passes.items()}
     near, far = (tuple(medians[size, context] for size in sizes) for context in contexts)
+    plain, learned = (
+        {str(length): statistics.median(reads[length, with_logits]) for length in prompts}
+        for with_logits in (False, True)
+    )
     return StepCosts(
         name,
         {
@@ -139,18 +152,20 @@ def measure(target: TargetModel, name: str, model_path: str) -> StepCosts:
         tuple(sizes),
         near,
         far,
-        {str(length): statistics.median(times) for length, times in reads.items()},
+        plain,
         statistics.median(beside),
         None if target.mixers else sequence_costs(target),
         statistics.median(relative_spread(times) for times in passes.values()),
+        learned,
     )
 
 
-def _seconds_to_read(target: TargetModel, length: int) -> float:
+def _seconds_to_read(target: TargetModel, length: int, with_logits: bool) -> float:
     cache = target.new_cache(length + 1)
 
     def read() -> None:
-        for _ in target.prefill([1] * (length + 1), cache, with_logits=False):
-            pass
+        for chunk in target.prefill([1] * (length + 1), cache, with_logits):
+            if chunk.logits is not None:
+                likeliest(chunk.logits, NUM_LEARNED)
 
     return seconds_of(read, target.synchronize)

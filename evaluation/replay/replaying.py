@@ -137,17 +137,20 @@ class Replay:
             )
         steps = found.steps
         if self._costs is not None:
-            steps = predicted(steps, len(turn.prompt_ids), self._costs)
+            learns = self._drafter.needs.wants_prompt_logits(source.head_share)
+            steps = predicted(steps, len(turn.prompt_ids), self._costs, learns)
         seconds = sum(step.prefill_ns + step.step_ns for step in steps) / 1e9
         answer = turn_of(steps, len(turn.prompt_ids), seconds, seconds)
         self.counts.add(answer, target.num_unrecorded)
         return answer
 
 
-def predicted(steps: Sequence[StepRecord], num_prompt: int, costs: StepCosts) -> list[StepRecord]:
+def predicted(
+    steps: Sequence[StepRecord], num_prompt: int, costs: StepCosts, learns_from_prompt: bool
+) -> list[StepRecord]:
     """Return steps with a machine's times: passes and what is beside them by its costs, the rest as here."""
     found, context = [], num_prompt - 1
-    prefill_ns = int(costs.of_prompt(context) * 1e6)
+    prefill_ns = int(costs.of_prompt(context, learns_from_prompt) * 1e6)
     for step in steps:
         forward_ns = int(costs.of_pass(step.num_nodes, context) * 1e6)
         keep_ns = int(costs.beside_pass * 1e6)

@@ -76,6 +76,12 @@ class Needs:
     probes: bool = False
     overrun: int = 0
 
+    def wants_prompt_logits(self, head_share: float) -> bool:
+        """Whether `observe_prompt` is called for a model whose output head has this share of its weights."""
+        if self.prompt_logits is None:
+            return head_share <= self.cheap_head
+        return self.prompt_logits
+
 
 class Drafter:
     """Base of all drafters; every method of the lifecycle does nothing by default.

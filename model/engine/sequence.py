@@ -177,9 +177,7 @@ class RunningSequence:
     def read_prompt(self) -> Iterator[int]:
         """Read the prompt chunk by chunk, and yield the tokens of each; the drafter learns from it."""
         target, drafter, hidden = self.target, self.drafter, self.hidden
-        wanted = drafter.needs.prompt_logits
-        if wanted is None:  # left open: if they are cheap
-            wanted = target.head_share <= drafter.needs.cheap_head
+        wanted = drafter.needs.wants_prompt_logits(target.head_share)
         chunks = target.prefill(self.tokens, self.cache, wanted)
         while True:
             with hidden.captured() if hidden else nullcontext():
