@@ -45,7 +45,10 @@ QUESTIONS = (
     *("question_file", "question_begin", "question_end", "num_questions", "category_map"),
     *("shard", "prompt_tokens"),
 )
-ANSWERS = ("overwrite", "num_choices", "batch_size", "warmup", "conv_template", "system_prompt")
+ANSWERS = (
+    *("overwrite", "num_choices", "batch_size", "prefix_cache", "warmup", "conv_template"),
+    "system_prompt",
+)
 EXAMPLES = """\
 examples:
   python -m evaluation.compare --max-new-tokens 128

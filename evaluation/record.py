@@ -127,6 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before the weights load.
     participants = [replayable(words) for words in options.methods]
     asked = {bench: check_asked(one) for bench, one in runs.items()} if options.out else {}
+    for question in (one for some in asked.values() for one in some.questions):
+        if question.fields or question.predictions:
+            raise UserError(
+                f"question {question.question_id!r}: got response_format, tool_choice or prediction; allowed: "
+                "questions without, since a trace holds free texts"
+            )
     checked = next(iter(asked.values())).model if asked else check_model(run.model)
     assert checked is not None, "a model is given"
     source = Source.read(Path(options.check)) if options.check else None

@@ -43,7 +43,7 @@ WITH_TRANSFORMERS = {
         "model.backends.states.layers",
         "model.backends.states.scans",
     ),
-    "model.serve.reply",
+    *("model.serve.reply", "model.api.tools"),
     *("model.backends.passes.static_cache", "model.backends.graphs.graphed_target"),
     *("model.kernels.attention", "model.kernels.registered_attention"),
     *("model.backends.programs.layers", "model.backends.programs.run"),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from evaluation.inference.config import DecodingOptions
@@ -141,11 +142,12 @@ class Client:
         sampling: DecodingOptions,
         seed: int | None = None,
         tools: Sequence[Any] = (),
+        fields: Mapping[str, Any] = MappingProxyType({}),
     ) -> ServerReply:
         """Ask for the next message; an `EndpointError` if the server refuses or breaks off."""
         body = {"model": self.model, "messages": list(messages), **_options(sampling, seed)}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        body |= {"tools": list(tools)} if tools else {}
+        body |= {"tools": list(tools), **fields} if tools else dict(fields)
         if self.gives_token_ids:
             try:
                 return self._stream(body | {TOKEN_IDS: True})

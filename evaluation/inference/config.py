@@ -153,6 +153,10 @@ class AnswerOptions(Options):
         "auto",
         "auto: fastchat's for models it knows, else the tokenizer's; tokenizer; a fastchat name",
     )
+    prefix_cache: bool = option(
+        False,
+        "keep the KV caches of earlier texts: the turns of a conversation read what is new alone",
+    )
     system_prompt: str | None = option(
         None, "system prompt of the questions that have no 'system' of their own", metavar="TEXT"
     )
@@ -164,6 +168,8 @@ class AnswerOptions(Options):
             not self.model_id or Path(self.model_id).name != self.model_id
         ):
             raise ValueError(f"model_id: got {self.model_id!r}; allowed: a name without '/'")
+        if self.prefix_cache and self.batch_size > 1:
+            raise ValueError("prefix_cache, batch_size: got both; leave one out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from evaluation.answers.row import Turn
 from evaluation.answers.step_figures import PARTS, NodePlace
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import DecodingOptions
 from evaluation.inference.plan import Plan
+from evaluation.questions.known import known_of
+from model.api.expected import Grammar
 from model.api.prompts import ends_text
+from model.backends.passes.prefix_cache import PrefixCache
 from model.backends.proofs.packing import batch_of
 from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
@@ -34,7 +37,7 @@ from model.engine.batch import Batch
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
-from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
+from model.engine.rules import GreedyRule, Processor, SamplingRule, TokenRule, sampling_processors
 from model.engine.sequence import Request
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
@@ -68,7 +71,9 @@ class MethodAnswerer(Answerer):
         with user_errors():
             self.drafter.check_target(target)
         self._generator = torch.Generator(device=target.device)
-        self._rule = rule_of(sampling, self._generator)
+        self._rule, self._sampling = rule_of(sampling, self._generator), sampling
+        self._tokenizer = plan.model.tokenizer
+        self._prefix_cache = PrefixCache() if plan.run.answers.prefix_cache else None
         self._is_warm = False  # answers before that are not measured
         self._options: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
@@ -86,9 +91,18 @@ class MethodAnswerer(Answerer):
             if torch.accelerator.is_available():
                 torch.accelerator.empty_cache()
             drafter = LowMemoryDrafter(drafter)
+        rule, guesses = self._chosen(prompt, self._rule, self._generator)
         num_late = self.target.num_late
         start, cpu_start = time.perf_counter(), time.process_time()
-        generation = generate(self.target, drafter, prompt_ids, rule=self._rule, **self._options)
+        generation = generate(
+            self.target,
+            drafter,
+            prompt_ids,
+            prefix_cache=self._prefix_cache,
+            rule=rule,
+            guesses=guesses,
+            **self._options,
+        )
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
         num_captured = self.target.num_late - num_late
         if self._is_warm and num_captured:
@@ -96,7 +110,23 @@ class MethodAnswerer(Answerer):
                 "%d shapes were captured within an answer; its time includes the captures",
                 num_captured,
             )
-        return turn_of(generation.steps, len(prompt_ids), wall_time, cpu_time)
+        turn = turn_of(generation.steps, len(prompt_ids), wall_time, cpu_time)
+        if self._prefix_cache is not None:
+            turn.details["cached_tokens"] = generation.steps[0].num_cached
+        return turn
+
+    def _chosen(
+        self, prompt: Prompt, rule: TokenRule | None, generator: torch.Generator
+    ) -> tuple[TokenRule | None, Any]:
+        """Return how the tokens of an answer are chosen, and what is guessed of it; `rule` is that of free ones."""
+        question = prompt.question
+        if not question.fields and not question.predictions:
+            return rule, None
+        size, ends = self.target.vocab_size, self._options["eos_ids"]
+        known = known_of(question, prompt.turn, prompt.token_ids, self._tokenizer, size, ends)
+        if known.grammar is not None:
+            rule = rule_of(self._sampling, generator, known.grammar)
+        return rule, known.guesses
 
     def notes(self) -> list[str]:
         """Return lines about this run for the log."""
@@ -110,6 +140,8 @@ class MethodAnswerer(Answerer):
         if not self.drafter.needs.warmup_memory:
             self.drafter.reset()
         self.drafter.prepare(self.target, 0)
+        if self._prefix_cache is not None:
+            self._prefix_cache = PrefixCache()
         self._is_warm = True
         if prepared := str(self.target.preparation):
             print(prepared, file=sys.stderr, flush=True)
@@ -152,7 +184,9 @@ class BatchedMethod(MethodAnswerer):
             return  # it is answered alone
         if prompt.seed is not None:
             self._generators[slot].manual_seed(prompt.seed)
-        self._batch.add(slot, Request(prompt.token_ids, rule=self._rules[slot], **self._options))
+        rule, guesses = self._chosen(prompt, self._rules[slot], self._generators[slot])
+        request = Request(prompt.token_ids, rule=rule, guesses=guesses, **self._options)
+        self._batch.add(slot, request)
         self._turns[slot] = _UnderWay(len(prompt.token_ids), self._clock)
 
     def ended(self, under_way: Mapping[int, Prompt]) -> Sequence[tuple[int, Result]]:
@@ -193,9 +227,11 @@ class BatchedMethod(MethodAnswerer):
         return found
 
 
-def rule_of(sampling: DecodingOptions, generator: torch.Generator) -> TokenRule | None:
+def rule_of(
+    sampling: DecodingOptions, generator: torch.Generator, grammar: Grammar | None = None
+) -> TokenRule | None:
     """Return how each token is chosen; None: it is the likeliest."""
-    processors: list[LogitsProcessor] = []
+    processors: list[Processor] = [] if grammar is None else [grammar]
     if sampling.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if not sampling.temperature:

@@ -38,6 +38,7 @@ from evaluation.questions.conversation import (
     check_system,
     choose_conversation,
 )
+from evaluation.questions.known import check_known
 from evaluation.questions.questions import (
     DATA_FOLDER,
     Question,
@@ -77,6 +78,7 @@ class OtherProgram:
     option_names: tuple[str, ...] = ()  # the options of its own that may follow its name
 
     is_served: ClassVar[bool] = False
+    obeys_grammars: ClassVar[bool] = False  # where it answers one text at a time
 
     def config(self, draft_model: str | None) -> Options:
         """Return its options; `draft_model` is for one that drafts with a model."""
@@ -225,6 +227,7 @@ def check_asked(run: RunConfig) -> Asked:
     )
     check_system(conversation, asked.questions, options.model_path)
     check_messages(conversation, asked.questions)
+    check_known(asked.questions, model.tokenizer)
     questions = asked.questions
     if run.questions.prompt_tokens:
         questions = [
@@ -273,6 +276,7 @@ def prepare(
     content of the sidecar.
     """
     client, model = None, asked.model
+    _refuse_unknown(asked.questions, participant, run)
     memory: Memory = {}
     is_hot = is_unsaved = False
     if participant.is_served:
@@ -318,6 +322,22 @@ def prepare(
         sidecar["keeps_memory"] = True
     log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
     return Plan(participant, run, asked, model_id, log, memory, is_hot, is_unsaved, threads, client)
+
+
+def _refuse_unknown(
+    questions: Sequence[Question], participant: Participant, run: RunConfig
+) -> None:
+    """Refuse whoever leaves out what the run or its questions ask for, by a `UserError`."""
+    method, answers = participant.method, run.answers
+    if isinstance(method, Method):
+        return
+    obeys = method.is_served or (method.obeys_grammars and answers.batch_size == 1)
+    if not obeys and any(question.fields for question in questions):
+        raise UserError(
+            f"method {method.name}: got questions with response_format or tool_choice, which it does not obey"
+        )
+    if answers.prefix_cache:
+        raise UserError(f"prefix_cache: got it with {method.name}; allowed: for our methods alone")
 
 
 def _as_decoded(asked: Asked, run: RunConfig, load_matrix: str | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.client import Client, EndpointError, ServerReply
 from evaluation.inference.plan import OtherProgram, Plan
+from evaluation.questions.known import request_of
 from evaluation.questions.questions import Question
 from model.backends.target import TargetModel
 
@@ -98,7 +99,9 @@ class ServerAnswerer(Answerer):
             begin = self._clock.begin()
             try:
                 seed = self._sampling.seed + prompt.choice
-                reply = client.reply(messages, self._sampling, seed, prompt.question.tools)
+                fields = request_of(prompt.question, prompt.turn)
+                tools = prompt.question.tools
+                reply = client.reply(messages, self._sampling, seed, tools, fields)
             finally:
                 end = self._clock.end()
             after = client.counters() if is_alone and not reply.speculative_decoding else {}

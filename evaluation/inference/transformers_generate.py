@@ -6,16 +6,17 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from evaluation.answers.row import Turn
 from evaluation.inference.answering import Answerer, Failure, Prompt, Result
 from evaluation.inference.config import RunConfig
 from evaluation.inference.plan import OtherProgram, Plan
+from evaluation.questions.known import known_of
 from model.backends.target import TargetModel
 from model.commands.command_line import UserError
 from model.methods.sps.drafter import load_draft_model
@@ -40,6 +41,8 @@ class RefereeConfig(Options):
 @dataclass(frozen=True, slots=True)
 class TransformersGenerate(OtherProgram):
     """One of transformers' ways to decode: plain, by prompt lookup, assisted by a draft model, or in batches."""
+
+    obeys_grammars: ClassVar[bool] = True
 
     def config(self, draft_model: str | None) -> Options:
         if self.name == LOOKUP:
@@ -120,7 +123,7 @@ class RefereeAnswerer(Answerer):
 
     def __init__(self, plan: Plan, target: TargetModel) -> None:
         config, sampling = plan.participant.config, plan.run.sampling
-        self.target = target
+        self.target, self._tokenizer = target, plan.model.tokenizer
         self._max_new_tokens, self._eos_ids = sampling.max_new_tokens, plan.eos_ids(target)
         stop = plan.stop_criterion()  # `generate` would make it anew for every text
         self._criteria = StoppingCriteriaList([] if stop is None else [stop])
@@ -142,6 +145,8 @@ class RefereeAnswerer(Answerer):
         prompt_ids = prompt.token_ids
         ids = torch.tensor([prompt_ids], device=self.target.device)
         room = room_of(self.target, len(prompt_ids), self._max_new_tokens)
+        known = (prompt.question, prompt.turn, prompt_ids, self._tokenizer)
+        grammar = known_of(*known, self.target.vocab_size, self._eos_ids).grammar
         self.target.synchronize()
         steps = _Steps()
         start, cpu_start = time.perf_counter(), time.process_time()
@@ -150,6 +155,7 @@ class RefereeAnswerer(Answerer):
             attention_mask=torch.ones_like(ids),
             max_new_tokens=room,
             streamer=steps,
+            logits_processor=LogitsProcessorList([grammar] if grammar else []),
             **self._options,
         )
         token_ids = output[0, len(prompt_ids) :].tolist()

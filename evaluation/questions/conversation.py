@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from fastchat.conversation import conv_templates, get_conv_template
 
 from evaluation.questions.questions import Question
 from evaluation.questions.trajectories import arguments_of, text_of
+from model.api.tools import reads_tools, told_in_words
 from model.commands.command_line import UserError, first_line
 from model.options import unknown_name
 
@@ -90,7 +92,10 @@ class ChatTemplateConversation(Conversation):
 
     def message_prompt(self, question: Question, turn: int) -> str:
         messages = [_for_template(message) for message in question.before(turn)]
-        return self._rendered(messages, tools=list(question.tools) or None)
+        tools = list(question.tools)
+        if tools and not reads_tools(self._tokenizer.get_chat_template(tools=tools)):
+            messages, tools = told_in_words(messages, tools), []
+        return self._rendered(messages, tools=tools or None)
 
     def _rendered(self, messages: list[dict[str, Any]], **tools: Any) -> str:
         prompt: str = self._tokenizer.apply_chat_template(
@@ -215,8 +220,8 @@ def check_messages(conversation: Conversation, questions: Sequence[Question]) ->
                 f"question {question.question_id!r}: the chat template says: {first_line(error)}"
             ) from error
         calls = (call for one in question.before(last) for call in one.get("tool_calls") or ())
-        names = [part["function"]["name"] for part in (*question.tools, *calls)]
-        if missing := [name for name in names if name not in prompt]:
+        names = Counter(part["function"]["name"] for part in (*question.tools, *calls))
+        if missing := [name for name, count in names.items() if prompt.count(name) < count]:
             raise UserError(
                 f"question {question.question_id!r}: the chat template leaves out {missing[0]}, a tool or a call "
                 "of one; give a model whose template has them"

@@ -50,6 +50,9 @@ class Question:
     # Of a trajectory: its messages in OpenAI's form, up to the last assistant's, and the tools it may call.
     messages: tuple[dict[str, Any], ...] = field(default=(), hash=False)
     tools: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    # What is known of the answers (`questions.known`): fields of their requests, and a text for each turn.
+    fields: dict[str, Any] = field(default_factory=dict, hash=False)
+    predictions: tuple[str, ...] = ()
 
     def before(self, turn: int) -> list[dict[str, Any]]:
         """Return the messages of a trajectory before its turn's assistant message."""
@@ -216,7 +219,39 @@ def _checked(row: dict[str, Any], where: str) -> Question:
     if not isinstance(system, str | None):
         raise UserError(f"{where}: system: got {str(system)[:60]}; allowed: a string, or none")
     messages, tools = (tuple(row.get(key) or ()) for key in ("messages", "tools"))
-    return Question(question_id, category or UNCATEGORISED, tuple(turns), system, messages, tools)
+    found = Question(question_id, category or UNCATEGORISED, tuple(turns), system, messages, tools)
+    return replace(found, fields=_fields(row, where), predictions=_predictions(row, where))
+
+
+def _fields(row: Row, where: str) -> dict[str, Any]:
+    """Return what a question says of its answers in fields of OpenAI's requests."""
+    found = {name: row[name] for name in ("response_format", "tool_choice") if row.get(name)}
+    form, choice = (found.get(name) for name in ("response_format", "tool_choice"))
+    is_form = form is None or (
+        isinstance(form, dict) and form.get("type") in ("text", "json_object")
+    )
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        is_form = isinstance((form.get("json_schema") or {}).get("schema"), dict)
+    named = (choice.get("function") or {}).get("name") if isinstance(choice, dict) else choice
+    is_choice = choice is None or (isinstance(named, str) and bool(row.get("messages")))
+    for name, is_right, allowed in (
+        ("response_format", is_form, "text, json_object, or json_schema with a schema"),
+        ("tool_choice", is_choice, "required, or a function, of trajectories with tools"),
+    ):
+        if not is_right:
+            raise UserError(f"{where}: {name}: got {str(found[name])[:60]}; allowed: {allowed}")
+    return found
+
+
+def _predictions(row: Row, where: str) -> tuple[str, ...]:
+    """Return the text that the answer to each turn resembles; none if the question has no `prediction`."""
+    given = row.get("prediction") or ()
+    texts = [given] if isinstance(given, str) else given
+    is_list = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+    if not is_list or (texts and len(texts) != len(row["turns"])):
+        said = str(given)[:60]
+        raise UserError(f"{where}: prediction: got {said}; allowed: a text for each of the turns")
+    return tuple(texts)
 
 
 def _in_spec_bench_form(row: Row, place: int, where: str) -> Row:

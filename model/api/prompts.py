@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from transformers import StoppingCriteriaList, StopStringCriteria
 
+from .tools import HERMES, reads_tools, told_in_words
+
 FORMS = (
     "text, chat messages, token ids, a tensor or array [P] or [1, P], or a tokenizer's output (one prompt; "
     "several: generate_all(prompts))"
@@ -81,7 +83,7 @@ def chat_ids(
     Args:
         messages: at least one.
         tokenizer: has the template.
-        tools: functions or JSON schemas.
+        tools: functions or JSON schemas; told in words where the template reads none (`model.api.tools`).
         chat_template_kwargs: further variables of the template.
         continue_final_message: of a chat that ends with the assistant's message: whether the text goes on with it.
 
@@ -96,8 +98,8 @@ def chat_ids(
         )
     messages, variables = list(map(_with_joined_parts, messages)), dict(chat_template_kwargs or {})
     template: str = tokenizer.get_chat_template(tools=list(tools) or None)
-    for name in (*variables, *(("tools",) if tools else ())):
-        if name not in template or (name in variables and name in OWN_VARIABLES):
+    for name in variables:
+        if name not in template or name in OWN_VARIABLES:
             raise ValueError(
                 f"{name}: got it for a chat template that does not read it; leave it out"
             )
@@ -108,7 +110,10 @@ def chat_ids(
             f"{'assistant' if is_open else 'user'}; allowed: True, to go on with the assistant's last message, or "
             "False, to begin another"
         )
+    is_told = bool(tools) and not reads_tools(template)
     try:
+        if is_told:
+            messages, tools = told_in_words(messages, tools), ()
         text = tokenizer.apply_chat_template(
             messages,
             tools=list(tools) or None,
@@ -123,6 +128,10 @@ def chat_ids(
             f"prompt: the chat template does not take these messages: {reason}; allowed: messages such as "
             '[{"role": "user", "content": "..."}]'
         ) from error
+    if is_told and HERMES.opening not in text:
+        raise ValueError(
+            "tools: the chat template reads neither tools nor the system message; leave them out"
+        )
     # The template writes the special tokens itself.
     return _tokens(text, tokenizer, add_special_tokens=False)
 

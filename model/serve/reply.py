@@ -17,10 +17,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ..api.output import StreamPiece, TokenLogprob
 from ..api.texts import BYTE, REPLACEMENT
+from ..api.tools import CallReader, Tools
 from .acceptance import vllm_fields
 from .decoding import Job
 from .protocol import CompletionRequest, Refusal, TextRequest
-from .tools import CallReader, Tools
 
 # What the decoding thread sends: the number of a choice, and its next piece or what ended it.
 Arrived = tuple[int, StreamPiece | Exception]

@@ -16,6 +16,7 @@ from ..api.output import StreamPiece
 from ..api.prompts import chat_ids, prompt_ids_of
 from ..api.text_options import TextOptions, Texts
 from ..api.texts import Text
+from ..api.tools import Tools
 from .decoding import DecodingThread, Job
 from .options import ServeOptions
 from .protocol import (
@@ -26,7 +27,6 @@ from .protocol import (
     TokenizeRequest,
 )
 from .reply import Arrived, Reply, reply_to
-from .tools import Tools
 
 # Fields that `TextOptions` has under the same names.
 SAME = ["top_p", "min_p", "seed", "ignore_eos", "stop_token_ids"]
@@ -191,9 +191,7 @@ class Service:
         return max(len(token.encode()) for token in self._decoder.tokenizer.get_vocab())
 
     def _chat_ids(self, asked: ChatFields) -> list[int]:
-        said, tools = [one.for_template() for one in asked.messages], self.tools_of(asked)
-        if tools is not None and tools.is_in_words:
-            said = tools.told(said)
+        said = [one.for_template() for one in asked.messages]
         if not self._keeps_system and any(one["role"] == "system" for one in said):
             raise ValueError(
                 "messages: got a system message, which the model's chat template does not take; leave it out"
@@ -202,8 +200,7 @@ class Service:
         if asked.reasoning_effort is not None:
             variables["reasoning_effort"] = asked.reasoning_effort
         # As OpenAI's, an answer begins anew after the assistant's message too.
-        functions = asked.functions if tools is not None and not tools.is_in_words else []
-        tokenizer = self._decoder.tokenizer
+        functions, tokenizer = asked.functions, self._decoder.tokenizer
         return chat_ids(said, tokenizer, functions, variables, continue_final_message=False)
 
     def _echoes(self, asked: TextRequest, texts: Sequence[Text]) -> list[str]:

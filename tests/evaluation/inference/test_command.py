@@ -84,6 +84,7 @@ EXCLUDING = {
     "overwrite": RunConfig.of({"overwrite": True}),
     "num_workers": RunConfig.of({"num_workers": 3}),
     "batch_size": RunConfig.of({"batch_size": 3}),
+    "prefix_cache": RunConfig.of({"prefix_cache": True}),
 }
 
 

@@ -302,6 +302,7 @@ def plan_of(words: str) -> Any:
     """Return what an answerer reads of a plan: 16 new tokens, and nothing else that ends a text."""
     return SimpleNamespace(
         participant=participant_of(words),
+        model=SimpleNamespace(tokenizer=None),
         run=RunConfig(sampling=DecodingOptions(max_new_tokens=16)),
         start_memory={},
         eos_ids=lambda _: frozenset(),

@@ -295,7 +295,6 @@ def test_chats_are_written_by_the_template(
     [
         (ANSWERED, {}, "continue_final_message: got None for a chat that ends with the assistant"),
         (ASKED, {"continue_final_message": True}, "continue_final_message: got True for a chat"),
-        (ASKED, {"tools": [lookup]}, "tools: got it for a chat template that does not read it"),
         (
             ASKED,
             {"chat_template_kwargs": {"enable_thinking": False}},

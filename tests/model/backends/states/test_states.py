@@ -256,7 +256,7 @@ def test_without_the_rule_near_ties_fall_otherwise(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), with_methods([*SOME, "Nemotron-H", "MiniMax"], others=2)
+    ("name", "method"), with_methods([*SOME, "Nemotron-H", "MiniMax"], others=3)
 )
 def test_turns_of_a_chat_are_answered_as_without_a_cache(name: str, method: str) -> None:
     target = target_of(name)

@@ -112,7 +112,7 @@ def test_the_text_is_that_of_generate(target: TargetModel) -> None:
         assert first is None or found.accept_lengths == first.accept_lengths
         first = found
     assert first is not None
-    assert "heads" in {name for step in first.steps for name in (step.tree.sources or ())}
+    assert "guide" in {name for step in first.steps for name in (step.tree.sources or ())}
 
 
 @torch.inference_mode()

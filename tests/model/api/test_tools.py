@@ -1,6 +1,6 @@
 """Calls of functions: found in texts of each family however they are cut, told back to templates, and forced.
 
-Run: pytest tests/model/serve/test_tools.py
+Run: pytest tests/model/api/test_tools.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
-from model.serve.tools import HERMES, STYLES, CallReader, Tools
+from model.api.tools import HERMES, STYLES, CallReader, Tools, told_in_words
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.model.serve.serving import Served, serving
 
@@ -106,8 +106,7 @@ def test_the_style_is_that_of_the_template() -> None:
         "{{ messages }}": HERMES,
     }
     for template, style in marks.items():
-        tools = Tools([WEATHER], Named(template))
-        assert tools.style == style and tools.is_in_words == ("tools" not in template)
+        assert Tools([WEATHER], Named(template)).style == style
     with pytest.raises(ValueError, match="tools: got them for a chat template"):
         Tools([WEATHER], Named("{{ tools }}<<call>>"))
 
@@ -127,14 +126,13 @@ def test_a_forced_call_is_one_that_is_found(style: Any) -> None:
 
 
 def test_messages_are_told_in_words_where_the_template_reads_no_tools() -> None:
-    tools = Tools([WEATHER], Named("{{ messages }}"))
     call = {"id": "1", "type": "function", "function": CALL}
     said = [
         *ASKED,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "sun", "tool_call_id": "1"},
     ]
-    first, *rest = tools.told(said)
+    first, *rest = told_in_words(said, [WEATHER])
     assert first["role"] == "system" and '"weather"' in first["content"]
     assert rest == [
         *ASKED,
@@ -142,7 +140,22 @@ def test_messages_are_told_in_words_where_the_template_reads_no_tools() -> None:
         {"role": "user", "content": "<tool_response>\nsun\n</tool_response>"},
     ]
     system = {"role": "system", "content": "Be short."}
-    assert tools.told([system, *ASKED])[0]["content"].startswith("Be short.\n\nYou may call")
+    assert told_in_words([system, *ASKED], [WEATHER])[0]["content"].startswith(
+        "Be short.\n\nYou may call"
+    )
+
+
+def test_the_library_tells_tools_in_words_or_says_that_it_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, tokenizer = demo()
+    decoder = decoder_for("pld", model, tokenizer)
+    plain, told = (decoder.generate(ASKED, max_new_tokens=3, tools=some) for some in ([], [CLOCK]))
+    assert told.sequences.shape[1] > plain.sequences.shape[1]
+    assert "Tells the time." in tokenizer.decode(told.sequences[0])
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[-1].content }}")
+    with pytest.raises(ValueError, match="tools: the chat template reads neither tools nor the"):
+        decoder.generate(ASKED, max_new_tokens=3, tools=[CLOCK])
 
 
 def test_a_turn_with_a_tool_goes_through_the_server(served: Served) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..api.expected import SPACES
+from transformers.utils.chat_template_utils import get_json_schema
+
+from .expected import SPACES
 
 # Llama's models name the arguments of a call so; all others "arguments".
 PARAMETERS = "parameters"
@@ -50,6 +52,30 @@ STYLES = (
 )
 
 
+def reads_tools(template: str) -> bool:
+    return "tools" in template
+
+
+def told_in_words(
+    messages: Sequence[Mapping[str, Any]], functions: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return messages for a template that reads no tools: functions, calls and results are told in words."""
+    first, *rest = messages
+    if first["role"] != "system":
+        first, rest = {"role": "system", "content": ""}, list(messages)
+    schemas = [get_json_schema(one) if callable(one) else one for one in functions]
+    words = IN_WORDS.format(tools="\n".join(map(json.dumps, schemas)))
+    said: list[dict[str, Any]] = [{**first, "content": (first["content"] + words).strip()}]
+    for message in rest:
+        calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
+        text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+        role, content = message["role"], message.get("content")
+        if role == "tool":
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        said.append({"role": role, "content": "\n".join(filter(None, (content, text)))})
+    return said
+
+
 class Tools:
     """The functions of a request, and how the model of a tokenizer calls them.
 
@@ -60,30 +86,15 @@ class Tools:
     def __init__(self, functions: Sequence[dict[str, Any]], tokenizer: Any) -> None:
         self._functions = functions
         template = tokenizer.get_chat_template(tools=list(functions) or None)
-        self.is_in_words = "tools" not in template
         found = [style for style in STYLES if style.mark in template]
-        if not found and not self.is_in_words:
+        if not reads_tools(template):
+            found = [HERMES]
+        if not found:
             raise ValueError(
                 "tools: got them for a chat template that writes calls in no known form; allowed: that of Hermes, "
                 "Mistral or Llama"
             )
-        self.style = HERMES if self.is_in_words else found[0]
-
-    def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages for a template that reads no tools: functions, calls and results are told in words."""
-        first, *rest = messages
-        if first["role"] != "system":
-            first, rest = {"role": "system", "content": ""}, list(messages)
-        words = IN_WORDS.format(tools="\n".join(map(json.dumps, self._functions)))
-        said = [{**first, "content": (first["content"] + words).strip()}]
-        for message in rest:
-            calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
-            text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
-            role, content = message["role"], message["content"]
-            if role == "tool":
-                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            said.append({"role": role, "content": "\n".join(filter(None, (content, text)))})
-        return said
+        self.style = found[0]
 
     def grammar(self, name: str | None) -> str:
         """Return the grammar of a text that calls the function of a name; None: any one."""
