@@ -1,13 +1,17 @@
 """Asks with OpenAI's own client, streamed and not, in the environment of the clients: ADDRESS FILE LIMIT.
 
-Prints a JSON object a question: text and acceptance, both ways.
+Prints a JSON object a question: text and acceptance, both ways. Then functions are called, a form is filled in by
+`parse`, a text is predicted, and what is wrong is refused.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 import openai
+from known import TOOL, WISH, check
+from pydantic import BaseModel
 
 address, file, limit = sys.argv[1:]
 client = openai.OpenAI(base_url=address, api_key="none")
@@ -34,6 +38,34 @@ assert prompt.choices[0].text and prompt.usage.completion_tokens == 5
 several = client.chat.completions.create(**words, n=2)
 assert len({choice.message.content for choice in several.choices}) == 1, several
 assert len(several.choices) == 2, several
+predicted = {"type": "content", "content": whole.choices[0].message.content}
+again = client.chat.completions.create(**words, prediction=predicted)
+assert again.choices[0].message.content == whole.choices[0].message.content, again
+
+asked = {"model": model, "messages": [{"role": "user", "content": WISH}], "temperature": 0}
+asked |= {"tools": [TOOL], "tool_choice": "required", "max_completion_tokens": 80}
+answer = client.chat.completions.create(**asked)
+(call,) = answer.choices[0].message.tool_calls
+check(json.loads(call.function.arguments))
+assert answer.choices[0].finish_reason == "tool_calls", answer
+with client.chat.completions.stream(**asked) as events:
+    (streamed,) = events.get_final_completion().choices[0].message.tool_calls
+assert streamed.function.arguments == call.function.arguments
+said = [*asked["messages"], answer.choices[0].message.model_dump(exclude_none=True)]
+said.append({"role": "tool", "tool_call_id": call.id, "content": "sun, 21 degrees"})
+last = client.chat.completions.create(**asked | {"messages": said, "tool_choice": "none"})
+assert last.choices[0].message.content, last
+
+
+class Trip(BaseModel):
+    """A form."""
+
+    city: Literal["Rome", "Oslo", "Lima"]
+    is_far: bool
+
+
+parsed = client.chat.completions.parse(**words, response_format=Trip)
+assert isinstance(parsed.choices[0].message.parsed, Trip), parsed
 for wrong, kind in (({"model": "other"}, openai.NotFoundError), ({"n": 0}, openai.BadRequestError)):
     try:
         client.chat.completions.create(**{**words, **wrong})

@@ -31,6 +31,7 @@ MODEL = ROOT / "data/demo/model"
 METHOD, LENGTH = "pld", 4
 NUM_QUESTIONS, LIMIT = 8, 32
 PREFIX = "vllm:spec_decode_num_"
+CHOICES = ("Yes, of course.", "No")
 
 
 class Figures(NamedTuple):
@@ -70,6 +71,31 @@ class Clients:
         steps = sum(one["metrics"]["num_spec_steps"] for one in found)
         return Figures(sum(one["tokens"] for one in found), 1 + accepted / steps)
 
+    def langchain(self, ours: Ours) -> Figures:
+        """LangChain's: a batch of chats; then streams, lists of prompts, functions and forms."""
+        return self._asked("ask_langchain.py", ours)
+
+    def litellm(self, ours: Ours) -> Figures:
+        """LiteLLM's: chats; then streams, completions, functions and forms."""
+        return self._asked("ask_litellm.py", ours)
+
+    def agents(self, ours: Ours) -> Figures:
+        """An agent's loop of OpenAI's Agents SDK; no figures of its own."""
+        script = Path(__file__).with_name("ask_agents.py")
+        found = json.loads(self._run("python", script, f"{self.address}/v1"))
+        assert found["calls"] and found["items"][-1] == "message_output_item", found
+        return ours.of_chats
+
+    def _asked(self, script: str, ours: Ours) -> Figures:
+        """Ask the questions, compare the texts, then ask for all else; return the figures of the questions."""
+        words = ("python", Path(__file__).with_name(script), f"{self.address}/v1", self.questions)
+        before, name = self.counters(), "vllm:generation_tokens_total"
+        texts = json.loads(self._run(*words, LIMIT, "questions"))
+        assert texts == ours.chats, texts
+        found = Figures(int(self.counters()[name] - before[name]), self.acceptance_since(before))
+        self._run(*words, LIMIT, "tools")
+        return found
+
     def aiperf(self, ours: Ours) -> Figures:
         """NVIDIA's AIPerf: its own acceptance length, of all requests' histograms together."""
         words = ("profile", "--model", "demo", "--url", self.address, "--endpoint-type", "chat")
@@ -104,34 +130,56 @@ class Clients:
         return Figures(tokens, self.acceptance_since(before))
 
     def lm_eval(self, ours: Ours) -> Figures:
-        """lm-eval's local-completions: texts are compared, tokens and acceptance are the server's counters."""
-        task = {
-            "task": "boats",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(self.questions)}},
-            "test_split": "test",
+        """lm-eval: chats; choices by the log-probabilities of prompts; completions eight at a time.
+
+        Texts and log-probabilities are compared; tokens and acceptance of the completions are the counters'.
+        """
+        until = {"until": ["@@@"], "max_gen_toks": LIMIT, "temperature": 0}
+        free = {
             "output_type": "generate_until",
-            "doc_to_text": "{{prompt}}",
             "doc_to_target": "",
-            "generation_kwargs": {"until": ["@@@"], "max_gen_toks": LIMIT, "temperature": 0},
+            "generation_kwargs": until,
             "metric_list": [{"metric": "exact_match"}],
         }
-        folder = self.work / "lm_eval"
+        chats = self._lm_eval("chat", "local-chat-completions", {"doc_to_text": "{{text}}", **free})
+        assert [one["resps"][0][0] for one in chats] == ours.chats
+        choices = {
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{prompt}}",
+            "doc_to_choice": list(CHOICES),
+            "doc_to_target": 0,
+            "metric_list": [{"metric": "acc"}],
+        }
+        judged = self._lm_eval("choice", "local-completions", choices)
+        found = [float(choice[0][0]) for one in judged for choice in one["resps"]]
+        assert len(found) == len(ours.logprobs)
+        assert all(abs(a - b) < 1e-3 for a, b in zip(found, ours.logprobs, strict=True)), found
+        before, name = self.counters(), "vllm:generation_tokens_total"
+        plain = self._lm_eval("plain", "local-completions", {"doc_to_text": "{{prompt}}", **free})
+        assert [one["resps"][0][0] for one in plain] == ours.completions
+        after = self.counters()
+        return Figures(int(after[name] - before[name]), self.acceptance_since(before))
+
+    def _lm_eval(self, name: str, model: str, task: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run a task on the questions; return its samples in their order."""
+        folder, is_chat = self.work / f"lm_eval-{name}", "chat" in model
         folder.mkdir()
-        (folder / "boats.yaml").write_text(json.dumps(task))  # YAML reads JSON
-        before = self.counters()
-        model = f"model=demo,base_url={self.address}/v1/completions,num_concurrent=4"
-        model += ",tokenizer_backend=None,tokenized_requests=False"
-        words = ("run", "--model", "local-completions", "--model_args", model, "--tasks", "boats")
-        words += ("--include_path", str(folder), "--log_samples", "--output_path", str(folder))
+        data = {
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(self.questions)}},
+        }
+        whole = {"task": name, **data, "test_split": "test", **task}
+        (folder / f"{name}.yaml").write_text(json.dumps(whole))  # YAML reads JSON
+        path = "chat/completions" if is_chat else "completions"
+        given = f"model=demo,base_url={self.address}/v1/{path},num_concurrent=4"
+        given += f",tokenizer_backend=huggingface,tokenizer={MODEL},tokenized_requests=False"
+        words = ["run", "--model", model, "--model_args", given, "--tasks", name]
+        words += ["--include_path", str(folder), "--log_samples", "--output_path", str(folder)]
+        words += ["--apply_chat_template"] if is_chat else ["--batch_size", "8"]
         self._run("lm_eval", *words)
         (file,) = folder.rglob("samples_*.jsonl")
         samples = [json.loads(line) for line in file.read_text().splitlines()]
-        samples.sort(key=lambda one: one["doc_id"])
-        assert [one["resps"][0][0] for one in samples] == ours.completions
-        after = self.counters()
-        name = "vllm:generation_tokens_total"
-        return Figures(int(after[name] - before[name]), self.acceptance_since(before))
+        return sorted(samples, key=lambda one: one["doc_id"])
 
     def evaluate(self, ours: Ours) -> Figures:
         """The evaluate.py of speculators: GuideLLM between two readings of the counters, in its own table."""
@@ -190,6 +238,7 @@ class Ours:
 
     Attributes:
         chats, completions: the texts.
+        logprobs: of each of `CHOICES` after each prompt.
         of_chats, of_completions: their figures.
     """
 
@@ -201,6 +250,8 @@ class Ours:
         self.chats, self.of_chats = _answered(decoder, chats)
         prompts = [one["prompt"] for one in questions]
         self.completions, self.of_completions = _answered(decoder, prompts)
+        pairs = [(prompt, choice) for prompt in prompts for choice in CHOICES]
+        self.logprobs = [_logprob(decoder, *pair) for pair in pairs]
 
 
 def _answered(decoder: SpeculativeDecoder, prompts: list[Any]) -> tuple[list[str], Figures]:
@@ -208,6 +259,15 @@ def _answered(decoder: SpeculativeDecoder, prompts: list[Any]) -> tuple[list[str
     steps = [StepCounts.of(step) for output in outputs for step in output.steps]
     length = vllm_fields(steps)["mean_acceptance_length"]
     return [one.text for one in outputs], Figures(sum(step.tokens for step in steps), length)
+
+
+@torch.inference_mode()
+def _logprob(decoder: SpeculativeDecoder, prompt: str, choice: str) -> float:
+    """Return the log-probability of a choice after a prompt, as lm-eval divides them into tokens."""
+    num_prompt = len(decoder.tokenizer(prompt).input_ids)
+    ids = decoder.tokenizer(f"{prompt} {choice}", return_tensors="pt").input_ids
+    rows = decoder.target.model(ids).logits[0].log_softmax(-1)
+    return sum(float(rows[place - 1, ids[0, place]]) for place in range(num_prompt, ids.shape[1]))
 
 
 @contextmanager
@@ -236,7 +296,16 @@ def read_questions(number: int) -> list[dict[str, str]]:
 
 def main() -> int:
     """Run the clients named; return 1 if a figure differs."""
-    names = ("openai", "aiperf", "guidellm", "lm_eval", "evaluate")
+    names = (
+        "openai",
+        "langchain",
+        "litellm",
+        "agents",
+        "aiperf",
+        "guidellm",
+        "lm_eval",
+        "evaluate",
+    )
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clients", nargs="+", choices=names)
     parser.add_argument("--folder", type=Path, required=True, help="bin of their environment")

@@ -28,11 +28,12 @@ import torch
 
 from evaluation.reporting.tables import markdown_table
 from model import SpeculativeDecoder
+from tests.clients.known import SCHEMA
 from tests.clients.run import MODEL, read_questions, server
 from tests.commands.soak import FLAT_GROWTH
 
 # What clients do, and how often.
-DEEDS = {"whole": 4, "stream": 4, "leave": 2, "kill": 2, "nonsense": 2}
+DEEDS = {"whole": 4, "stream": 4, "form": 2, "predict": 2, "leave": 2, "kill": 2, "nonsense": 2}
 # New tokens at most; each request has one of these limits.
 LIMITS = (3, 17, 40)
 # A closed connection at which the other side gets a reset instead of an end.
@@ -46,7 +47,12 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"nonsense": 1},
     {"model": "other"},
     {"prompt": "a" * 2**21},
+    {"response_format": {"type": "xml"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}},
+    {"prediction": "a text"},
+    {"tools": [{}]},
 ]
+FORM = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
 
 
 class Block(NamedTuple):
@@ -64,7 +70,7 @@ class Asker:
 
     Args:
         address: of the server, without `/v1`.
-        expected: prompts, with the whole text of each to each of `LIMITS`.
+        expected: prompts, with the whole text of each to each of `LIMITS`, and last that which obeys `FORM`.
         seed: of what is done.
     """
 
@@ -107,7 +113,13 @@ class Asker:
 
     async def _do(self, deed: str, fields: dict[str, Any], expected: str) -> None:
         chosen = self._chosen
-        if deed == "whole":
+        if deed == "form":
+            expected = self._expected[fields["prompt"]][-1]
+            fields = {**fields, "response_format": FORM, "max_tokens": LIMITS[-1]}
+        if deed == "predict":
+            other = chosen.choice([*self._expected.values()])
+            fields = {**fields, "prediction": {"type": "content", "content": other[-2]}}
+        if deed in ("whole", "form", "predict"):
             reply = await self._http.post("/v1/completions", json=fields)
             self._check(reply.json()["choices"][0]["text"] == expected)
         elif deed == "stream":
@@ -161,10 +173,14 @@ def expected_texts(num_prompts: int) -> dict[str, list[str]]:
     """Return prompts, and what plain decoding of the demo model says to each with each limit."""
     decoder = SpeculativeDecoder.from_pretrained(MODEL, "vanilla", dtype=torch.float32)
     prompts = [one["prompt"] for one in read_questions(num_prompts)]
-    return {
+    found = {
         prompt: [decoder.generate(prompt, max_new_tokens=limit).text for limit in LIMITS]
         for prompt in prompts
     }
+    for prompt, texts in found.items():
+        formed = decoder.generate(prompt, max_new_tokens=LIMITS[-1], grammar=SCHEMA)
+        texts.append(formed.text)
+    return found
 
 
 async def soak(address: str, process: int, options: argparse.Namespace) -> list[Block]:
@@ -194,8 +210,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, default=500, help="(%(default)s)")
     parser.add_argument("--num-prompts", type=int, default=30, help="(%(default)s)")
     parser.add_argument("--method", default="hybrid", help="(%(default)s)")
+    parser.add_argument("--cache-mib", type=int, default=64, help="(%(default)s)")
     options = parser.parse_args(argv)
-    with server("--method", options.method) as (address, process):
+    with server("--method", options.method, "--cache-mib", str(options.cache_mib)) as (
+        address,
+        process,
+    ):
         blocks = asyncio.run(soak(address, process, options))
     rows = [
         [

@@ -31,6 +31,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "match": ["first", "latest"],
         "budget": ["fixed", "auto"],
     },
+    "toolspec": {"num_pred_tokens": [1, 20], "history": [8, 4096], "start": ["hot", "cold"]},
     "lookahead": {"level": [2, 3, 5], "window": [1, 4, 7], "guess": [1, 7]},
     "samd": {
         "fallback": ["recycling", "none"],

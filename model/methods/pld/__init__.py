@@ -1,4 +1,4 @@
-"""PLD: prompt lookup decoding."""
+"""PLD: prompt lookup decoding; and ToolSpec, which looks up after what a grammar forces."""
 
 from ...options import Words
 
@@ -7,5 +7,6 @@ WORDS = {
         "Prompt lookup (PLD)",
         published="PLD",
         variants={"budget=auto": "as many tokens as pay (ours)"},
-    )
+    ),
+    "toolspec": Words("ToolSpec", published="ToolSpec"),
 }

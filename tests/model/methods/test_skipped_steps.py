@@ -22,6 +22,7 @@ LLAMA = "Llama, grouped heads"
 # Methods that copy from the text, with options under which they do so after two tokens.
 COPYING: list[tuple[str, dict[str, Any]]] = [
     ("pld", {}),
+    ("toolspec", {}),
     ("samd", {"threshold": 1}),
     ("suffix", {}),
     ("racer", {"ngram": 5}),
