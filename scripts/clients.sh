@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Makes an environment with clients of OpenAI's API, asks the server with each, and compares their figures with ours:
-#   bash scripts/clients.sh openai aiperf guidellm lm_eval evaluate, or: all
+#   bash scripts/clients.sh openai langchain litellm agents aiperf guidellm lm_eval evaluate, or: all
 # evaluate is that of vllm-project/speculators, which no package has. Settings: VENV (folder of the environment, default
 # .venv/clients), SPECULATORS (folder scripts/evaluate of its checkout; without it `all` leaves it out)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
 VENV="${VENV:-.venv/clients}"
-declare -A packages=([openai]="openai==3.57.0" [aiperf]="aiperf==0.13.0" [guidellm]="guidellm==0.8.1 torch==2.13.0"
-    [lm_eval]="lm-eval[api]==0.4.13" [evaluate]="guidellm==0.8.1 torch==2.13.0")
-declare -A modules=([openai]=openai [aiperf]=aiperf [guidellm]=guidellm [lm_eval]="lm_eval, tenacity" [evaluate]="guidellm, speculators")
+declare -A packages=([openai]="openai==3.57.0" [langchain]="langchain-openai==1.7.4"
+    [litellm]="litellm==1.110.2" [agents]="openai-agents==0.24.0" [aiperf]="aiperf==0.13.0" [guidellm]="guidellm==0.8.1 torch==2.13.0"
+    [lm_eval]="lm-eval[api]==0.4.13 transformers jinja2" [evaluate]="guidellm==0.8.1 torch==2.13.0")
+declare -A modules=([openai]=openai [langchain]=langchain_openai [litellm]=litellm [agents]=agents [aiperf]=aiperf [guidellm]=guidellm [lm_eval]="lm_eval, tenacity, transformers" [evaluate]="guidellm, speculators")
 
 clients=("$@")
 if [ "$*" = all ]; then
-    clients=(openai aiperf guidellm lm_eval)
+    clients=(openai langchain litellm agents aiperf guidellm lm_eval)
     if [ -n "${SPECULATORS:-}" ]; then clients+=(evaluate); fi
 fi
 for client in "${clients[@]:-none}"; do
