@@ -8,6 +8,7 @@ Shapes: P tokens of a prefix, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -75,7 +76,7 @@ class Grammar:
 
     def of_text(self, num_prompt: int) -> Grammar:
         """Return the begin of a text after so many tokens of a prompt."""
-        new = object.__new__(Grammar)
+        new = copy(self)
         new._matcher = self._matcher.deep_copy()
         new._begin(num_prompt)
         return new
