@@ -31,13 +31,14 @@ def known_of(
     ends: Collection[int],
 ) -> Known:
     """Return what is known of the answer to a turn's prompt; the arguments of a `Grammar` come last."""
-    source = grammar_of(question, turn, tokenizer)
-    grammar = source and Grammar(source, tokenizer, vocab_size, ends).of_text(len(prompt_ids))
-    sources: list[Grammar | Prediction] = [grammar] if isinstance(grammar, Grammar) else []
+    grammar, sources = None, list[Grammar | Prediction]()
+    if (source := grammar_of(question, turn, tokenizer)) is not None:
+        grammar = Grammar(source, tokenizer, vocab_size, ends).of_text(len(prompt_ids))
+        sources.append(grammar)
     if question.predictions:
         ids = prediction_ids(question.predictions[turn], tokenizer, vocab_size)
         sources.append(Prediction(ids, len(prompt_ids)))
-    return Known(grammar or None, guesses_of(sources))
+    return Known(grammar, guesses_of(sources))
 
 
 def grammar_of(question: Question, turn: int, tokenizer: Any) -> GrammarSource | None:
@@ -73,6 +74,5 @@ def check_known(questions: Sequence[Question], tokenizer: Any) -> None:
         for question in questions:
             if question.fields:
                 for turn in range(len(question.turns)):
-                    source = grammar_of(question, turn, tokenizer)
-                    if source is not None:
+                    if (source := grammar_of(question, turn, tokenizer)) is not None:
                         Grammar(source, tokenizer, len(tokenizer), [tokenizer.eos_token_id])

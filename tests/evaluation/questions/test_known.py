@@ -15,12 +15,13 @@ import pytest
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
 from evaluation import compare, endpoint, record
-from evaluation.questions.known import request_of
-from evaluation.questions.questions import DATA_FOLDER, load_questions
+from evaluation.questions.known import known_of, request_of
+from evaluation.questions.questions import DATA_FOLDER, Question, load_questions
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
 from tests.evaluation.conftest import read_rows, write_rows
 from tests.evaluation.fake_server import fake_server
+from tests.model.api.test_decoder import demo
 
 SCHEMA = {
     "type": "object",
@@ -141,6 +142,17 @@ def test_a_schema_that_is_none_is_refused_before_the_weights(tmp_path: Path) -> 
     ]
     with pytest.raises(UserError, match="grammar: Invalid type: nonsense"):
         compare.main([*words, "--methods", "vanilla"])
+
+
+def test_a_schema_that_allows_any_json_is_one(tmp_path: Path) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {}}}
+    file = write_rows(tmp_path / "q.jsonl", [{**ASKED, "response_format": form}])
+    (question,) = load_questions(file)
+    _, tokenizer = demo()
+    known = known_of(question, 0, [1, 2], tokenizer, len(tokenizer), [2])
+    assert known.grammar is not None and known.guesses is not None
+    free = known_of(Question(1, "x", ("Where?",)), 0, [1, 2], tokenizer, len(tokenizer), [2])
+    assert free == (None, None)
 
 
 def test_a_server_is_told(tmp_path: Path) -> None:
