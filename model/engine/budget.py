@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # what it imports is heavy
+    from .rules import SamplingRule
 
 # Most drafted nodes of a step: each takes a row of logits and of the mask over the sequence, so that far more
 # are a mistake or an attack on memory.
@@ -67,14 +70,17 @@ class CostCurve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """Limits of a draft; a drafter must stay inside them.
+    """Limits of a draft, inside which a drafter must stay, and how tokens are chosen.
 
     Attributes:
         max_depth: depth of the deepest node allowed: the context left after the root. 0 allows the root alone.
         chain_only: whether the model verifies chains only (`TargetModel.chain_only_at`).
         cost_curve: time of a step by its number of nodes; only for drafters with `wants_costs`, else None.
+        sampling: how tokens are drawn, for drafters that draw theirs likewise (`DraftTree.drawn`); None: they
+            are not drawn.
     """
 
     max_depth: int
     chain_only: bool = False
     cost_curve: CostCurve | None = None
+    sampling: SamplingRule | None = None

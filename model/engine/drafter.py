@@ -62,6 +62,8 @@ class Needs:
         warmup_memory: whether memory from the warm-up stays for the measured run, as in a published code.
         probes: whether drafts have probes (`DraftTree.probe`).
         overrun: tokens past the limit that are decoded unseen, as in a published code.
+        draws: whether drafts are drawn where the text is (`DraftTree.drawn`): the text then is another draw from
+            the same distribution than plain decoding's with the same seed.
     """
 
     num_candidates: int = 0
@@ -75,6 +77,7 @@ class Needs:
     warmup_memory: bool = False
     probes: bool = False
     overrun: int = 0
+    draws: bool = False
 
     def wants_prompt_logits(self, head_share: float) -> bool:
         """Whether `observe_prompt` is called for a model whose output head has this share of its weights."""

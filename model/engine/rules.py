@@ -5,6 +5,7 @@ Shapes: V vocabulary, P tokens of a prefix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -76,14 +77,32 @@ class SamplingRule:
         self.processors = tuple(processors)
         self.generator = generator
 
+    @property
+    def temperature(self) -> float:
+        """The temperature of its warpers."""
+        warpers = (one for one in self.processors if isinstance(one, TemperatureLogitsWarper))
+        return math.prod(float(one.temperature) for one in warpers)
+
+    def uniform(self, count: int, device: torch.device) -> torch.Tensor:
+        """Return so many random numbers of its generator, from 0 up to 1, float32 [count]."""
+        return torch.rand(count, generator=self.generator, device=device)
+
     def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
         """Return one draw; ties do not matter for draws."""
+        return self.draw(self.probabilities(logits, prefix)[0])
+
+    def draw(self, probabilities: torch.Tensor) -> int:
+        """Return one draw from a distribution [V]."""
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+
+    def probabilities(self, logits: torch.Tensor, prefix: Sequence[int]) -> torch.Tensor:
+        """Return the processed distribution [1, V] of the token after a prefix, for logits [V]."""
         probabilities = _processed(self.processors, logits, prefix).softmax(dim=-1)
         if probabilities.isnan().any():
             raise ValueError(
                 "logits_processors: left no token to draw, or one of score inf; allowed: numbers and -inf"
             )
-        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+        return probabilities
 
 
 # How the token after a node is chosen.

@@ -23,7 +23,7 @@ from .backend import Backend, Hidden
 from .budget import MAX_DRAFT, DraftBudget
 from .drafter import Drafter, Needs, VerifiedStep
 from .read_out import Reader
-from .rules import TokenRule, as_in_transformers
+from .rules import SamplingRule, TokenRule, as_in_transformers
 from .step import StepRecord, StepTimer
 from .tree import DraftTree
 from .verification import Acceptance, ReferenceRows, verify
@@ -206,7 +206,9 @@ class RunningSequence:
         base = self.cache.length
         is_chain = self.target.chain_only_at(base, self.drafter.max_nodes)
         max_depth = min(self.request.context - 1 - base, self.target.max_depth_at(base))
-        return DraftBudget(max_depth, is_chain)
+        rule = self.request.rule
+        sampling = rule if isinstance(rule, SamplingRule) else None
+        return DraftBudget(max_depth, is_chain, sampling=sampling)
 
     def _begin(self, stage: str) -> None:
         """Begin a draft."""

@@ -10,9 +10,10 @@ Shapes: N nodes (root included), D depth of the deepest node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -156,6 +157,13 @@ class TreeTopology:
         return self._on_device[key]
 
 
+class Drawn(NamedTuple):
+    """The distribution from which the children of a node were drawn, in their order and none twice."""
+
+    token_ids: Sequence[int]  # children's tokens among them
+    probabilities: Sequence[float]  # of these tokens; their sum is 1
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """Token ids over a topology.
@@ -167,12 +175,15 @@ class DraftTree:
         sources: name of each node's source [N], unused for the root; None if the drafter has one source.
         probe: the embedding [D], on the model's device, as which the model reads the nodes of token `PROBE`; None
             if there are none.
+        drawn: for each node whose children were drawn, from what, so that sampling accepts them more often
+            (`model.engine.draws`); None: children are guesses.
     """
 
     token_ids: torch.Tensor
     topology: TreeTopology
     sources: tuple[str, ...] | None = None
     probe: torch.Tensor | None = None
+    drawn: Mapping[int, Drawn] | None = None
 
     @classmethod
     def from_lists(

@@ -4,7 +4,7 @@
 whatever the tree contains: at each node choose the next token exactly as plain decoding would
 (argmax, or ONE draw from the processed distribution), emit it, and descend if a child holds that
 token. With one-hot drafts this is ancestral sampling itself: no accept/reject ratio and no residual
-distribution.
+distribution. Children that were drawn, too, are accepted by the ratio of probabilities (`model.engine.draws`).
 
 Shapes: N nodes, V vocabulary, k candidates, S logit samples.
 """
@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 
 from .backend import Backend, Rows
+from .draws import DrawnNodes
 from .read_out import Candidates, Reader, read_out, tie_gap, tie_margin
-from .rules import TokenRule
+from .rules import SamplingRule, TokenRule
 from .tree import DraftTree, TreeTopology
 
 
@@ -107,8 +108,16 @@ def verify(
     num_read = max(num_candidates, 2 if tie_margin else 1)
     node_tokens, candidates, logit_samples, gaps = read(tree, logits, num_read, with_samples)
 
+    drawn = None
+    if tree.drawn is not None and isinstance(rule, SamplingRule):
+        for row in candidates.logits:
+            check_finite(row[0])
+        drawn = DrawnNodes(tree.drawn, tree.topology, node_tokens, logits, rule, prefix)
+
     def choose(node: int, emitted: list[int]) -> int | None:
         check_finite(candidates.logits[node][0])
+        if drawn is not None and (token := drawn.choose(node, emitted)) is not None:
+            return token
         if rule is not None:
             return rule.choose(logits[node], [*prefix, *emitted], tie_margin)
         if gaps[node] < tie_gap(candidates.logits[node][0], tie_margin):
