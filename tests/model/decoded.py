@@ -45,6 +45,10 @@ def known(name: str) -> Family:
     return family
 
 
+# Methods whose sampled texts are plain decoding's with the same seed: not those whose drafts are drawn, too.
+SEEDED = [method for method in METHODS if not drafter_class(method).needs.draws]
+
+
 def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
     """Return a fresh drafter of a method.
 
