@@ -1,4 +1,4 @@
-"""REST, retrieval-based speculative decoding (arXiv 2311.08252)."""
+"""REST, retrieval-based speculative decoding (arXiv 2311.08252); and SSSD, which asks the text as well."""
 
 from ...options import Words
 
@@ -15,5 +15,11 @@ WORDS = {
             "max_token_span": "ends of at most {} tokens looked up",
             "min_token_span": "ends of {} tokens or more looked up",
         },
-    )
+    ),
+    "sssd": Words(
+        "SSSD",
+        published="SSSD",
+        options={"datastore": "the datastore {}"},
+        variants={"budget=auto": "as many nodes as pay (ours)"},
+    ),
 }

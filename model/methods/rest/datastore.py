@@ -62,6 +62,11 @@ class Datastore:
         """Map a saved datastore, or raise ValueError; the last one stays mapped while its file is unchanged."""
         return _loaded(file, written_state(file))
 
+    def describe(self) -> str:
+        """Return one line on its size for a log."""
+        size = self.tokens.nbytes + self.suffixes.nbytes
+        return f"datastore of {len(self.tokens):,} tokens: {size / 2**20:.2f} MiB, mapped"
+
     def find(self, string: Sequence[int], most: int) -> range:
         """Return where in the suffix array the suffixes are that begin with a string, at most so many."""
         pattern, length, tokens = list(string), len(string), self.tokens
@@ -74,16 +79,27 @@ class Datastore:
         last = min(first + most, len(self.suffixes))
         return range(first, bisect_right(self.suffixes, pattern, first, last, key=beginning))
 
-    def following(self, places: range, skipped: int, length: int) -> np.ndarray:
-        """Return the L tokens after the strings of `skipped` tokens that begin at M neighbouring places.
+    def following(self, places: np.ndarray, skipped: int, length: int) -> np.ndarray:
+        """Return the L tokens after the strings of `skipped` tokens that begin at M places of the suffix array.
 
-        They are int32 [M, L], sorted; -1 after the end of a document.
+        They are int32 [M, L], sorted if the places are neighbours; -1 after the end of a document.
         """
-        starts = self.suffixes[places.start : places.stop].astype(np.int64) + skipped
+        starts = self.suffixes[places].astype(np.int64) + skipped
         index = starts[:, None] + np.arange(length)  # [M, L]
         found = self.tokens[np.minimum(index, len(self.tokens) - 1)]
         is_over = np.logical_or.accumulate(found == BOUNDARY, axis=1)
         return np.where(is_over, BOUNDARY, found)
+
+
+def loaded_for(file: str, vocab_size: int) -> Datastore:
+    """Map a saved datastore for a model with a vocabulary of this size, or raise ValueError."""
+    datastore = Datastore.load(file)
+    if datastore.largest_token >= vocab_size:
+        raise ValueError(
+            f"datastore: got {file} with token {datastore.largest_token}; allowed: 0 to {vocab_size - 1}; "
+            "build it with the tokenizer of this model"
+        )
+    return datastore
 
 
 @lru_cache(maxsize=1)

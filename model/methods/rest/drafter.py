@@ -24,7 +24,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs
 from ...engine.tree import DraftTree
 from ...options import Options, option
-from .datastore import BUILD, Datastore
+from .datastore import BUILD, loaded_for
 
 Path = tuple[int, ...]
 # A span is compared at every step of a bisection; continuations are counted token by token.
@@ -126,12 +126,7 @@ class RestDrafter(Drafter):
         super().__init__(config, vocab_size, device)
         if config.datastore is None:
             raise ValueError(f"datastore: got none; give a file; {BUILD}")
-        self._datastore = Datastore.load(config.datastore)
-        if self._datastore.largest_token >= vocab_size:
-            raise ValueError(
-                f"datastore: got {config.datastore} with token {self._datastore.largest_token}; allowed: "
-                f"0 to {vocab_size - 1}; build it with the tokenizer of this model"
-            )
+        self._datastore = loaded_for(config.datastore, vocab_size)
         self.max_nodes = 1 + config.num_nodes
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
@@ -153,13 +148,11 @@ class RestDrafter(Drafter):
         num_found = bisect_left(spans, True, key=lambda span: not find(context[-span:], 1))
         for span in reversed(spans[:num_found]) if length else ():
             places = find(context[-span:], config.max_matches)
-            following = self._datastore.following(places, span, length)
+            neighbours = np.arange(places.start, places.stop)
+            following = self._datastore.following(neighbours, span, length)
             if paths := most_frequent(following, config.num_nodes):
                 return paths if config.cut == "none" else cut(paths, config.num_nodes)
         return []
 
     def describe(self) -> str:
-        size = self._datastore.tokens.nbytes + self._datastore.suffixes.nbytes
-        return (
-            f"datastore of {len(self._datastore.tokens):,} tokens: {size / 2**20:.2f} MiB, mapped"
-        )
+        return self._datastore.describe()
