@@ -1,4 +1,4 @@
-"""PLD: prompt lookup decoding; and ToolSpec, which looks up after what a grammar forces."""
+"""PLD: prompt lookup decoding; ToolSpec, which looks up after what is forced; AdaPLD, which asks the states."""
 
 from ...options import Words
 
@@ -9,4 +9,5 @@ WORDS = {
         variants={"budget=auto": "as many tokens as pay (ours)"},
     ),
     "toolspec": Words("ToolSpec", published="ToolSpec"),
+    "adapld": Words("AdaPLD", published="AdaPLD"),
 }
