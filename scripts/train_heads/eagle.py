@@ -26,7 +26,6 @@ from torch.nn import functional as F
 from model.methods.heads.eagle.drafter import write_checkpoint
 from model.methods.heads.eagle.network import (
     NUM_FUSED,
-    DraftNetwork,
     Eagle3Network,
     EagleNetwork,
     NetworkShape,
@@ -44,12 +43,12 @@ INITIAL_STD = 0.02
 MUON = 20.0
 
 
-class _NetworkTrainer(HeadTrainer):
-    """Base of both: the network, untrained, and the frozen model's embedding and output head."""
+class NetworkTrainer(HeadTrainer):
+    """Base of these and of block drafters: the network, untrained, and the frozen model's embedding and head."""
 
-    module: DraftNetwork
+    module: Any
 
-    def __init__(self, network: DraftNetwork, model: Any) -> None:
+    def __init__(self, network: nn.Module, model: Any) -> None:
         self.module = network
         for parameter in network.parameters():
             if parameter.ndim == 2:
@@ -71,7 +70,7 @@ class _NetworkTrainer(HeadTrainer):
         write_checkpoint(folder, self.module)
 
 
-class EagleTrainer(_NetworkTrainer):
+class EagleTrainer(NetworkTrainer):
     """Trains EAGLE's network, which EAGLE-2 drafts with as well."""
 
     hidden_layers = (-1,)
@@ -99,7 +98,7 @@ class EagleTrainer(_NetworkTrainer):
         return Loss(feature_loss + TOKEN_WEIGHT * token_loss, figures)
 
 
-class Eagle3Trainer(_NetworkTrainer):
+class Eagle3Trainer(NetworkTrainer):
     """Trains EAGLE-3's network; its vocabulary is the tokens that are learned most often."""
 
     options = MappingProxyType({"draft_vocab": 32000})

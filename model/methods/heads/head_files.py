@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from zipfile import is_zipfile
 
 import torch
@@ -34,14 +34,20 @@ class HeadFiles(NamedTuple):
     config: Mapping[str, Any]
     tensors: dict[str, torch.Tensor]
 
-    def number(self, key: str) -> int:
-        """Return a number of the config, or raise ValueError if it is not an integer of 1 or more."""
-        value = self.config.get(key)
+    def number(self, key: str, part: Mapping[str, Any] | None = None) -> int:
+        """Return a number of the config, or of a part of it, or raise ValueError if it is not an integer of 1 or
+        more.
+        """
+        value = (self.config if part is None else part).get(key)
         if type(value) is not int or value < 1:
-            raise ValueError(
-                f"heads {self.folder}: {CONFIG} has {key} {value!r}; allowed: an integer of 1 or more"
-            )
+            self.refuse(key, value, "an integer of 1 or more")
         return value
+
+    def refuse(self, key: str, value: object, allowed: str) -> NoReturn:
+        """Raise ValueError for an entry of the config."""
+        raise ValueError(
+            f"heads {self.folder}: {CONFIG} has {key} {value!r:.80}; allowed: {allowed}"
+        )
 
     def size_of(self, name: str, dimension: int) -> int:
         """Return a dimension of a matrix, or raise ValueError if it is missing, or no matrix."""
@@ -66,6 +72,17 @@ class HeadFiles(NamedTuple):
                     f"{list(tensor.shape)}"
                 )
 
+    def check_tables(self, num_places: int) -> None:
+        """Raise ValueError if the tables of an own vocabulary of so many tokens name other ones than each other."""
+        if "d2t" not in self.tensors:
+            return
+        token_ids = torch.arange(num_places) + self.tensors["d2t"].long()
+        if not torch.equal(token_ids, self.tensors["t2d"].bool().nonzero()[:, 0]):
+            raise ValueError(
+                f"heads {self.folder}: tensors d2t and t2d name different tokens; allowed: i + d2t[i] is the place "
+                "of the i-th true value in t2d; get the heads again"
+            )
+
     def check_vocabulary(self, found: int | None, vocab_size: int) -> None:
         """Raise ValueError if the heads have a vocabulary, and it is not the target model's."""
         if found is not None and found != vocab_size:
@@ -86,6 +103,19 @@ class HeadFiles(NamedTuple):
                     f"{dtype}; get the heads again, or use another dtype"
                 )
         return module.eval().requires_grad_(False)
+
+
+def check_embedding(folder: Path, stored: torch.Tensor | None, own: torch.Tensor) -> None:
+    """Raise ValueError if an embedding that a checkpoint holds is not the target's: it is of another model."""
+    if stored is None:
+        return
+    some = slice(None, None, max(1, len(own) // 256))
+    before, now = (table[some].to("cpu", torch.float32) for table in (stored, own))
+    # Stored with fewer bits, perhaps: bfloat16 keeps eight.
+    if before.shape != now.shape or not torch.allclose(before, now, rtol=0.02, atol=1e-3):
+        raise ValueError(
+            f"heads {folder}: were trained for another model, with another embedding; give the heads of this model"
+        )
 
 
 def called(module: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -123,8 +153,11 @@ def required(heads: str | None) -> str:
     return heads
 
 
-def read_heads(folder: Path, name: str, method: str) -> HeadFiles:
-    """Read a checkpoint from `config.json` and NAME.safetensors or NAME.pt; raises ValueError if it cannot."""
+def read_heads(folder: Path, name: str, method: str, speculators: Sequence[str] = ()) -> HeadFiles:
+    """Read a checkpoint from `config.json` and NAME.safetensors or NAME.pt; raises ValueError if it cannot.
+
+    `speculators`: types of the package speculators that the caller reads, too.
+    """
     if not folder.is_dir():
         raise ValueError(f"heads: got {str(folder)!r}; allowed: a folder with {method} heads")
     found = [
@@ -134,10 +167,12 @@ def read_heads(folder: Path, name: str, method: str) -> HeadFiles:
         needed = CONFIG if found else f"{name}.safetensors or {name}.pt"
         raise ValueError(f"heads {folder}: has no {needed}; allowed: a folder with {method} heads")
     config = _read_config(folder / CONFIG)
-    if kind := config.get("speculators_model_type"):
+    kind = config.get("speculators_model_type")
+    if kind is not None and kind not in speculators:
+        types = f", or its types {', '.join(speculators)}" if speculators else ""
         raise ValueError(
             f"heads {folder}: are in the format of the package speculators (its type {kind}), with other names "
-            "of tensors and settings; allowed: the format of the method's authors"
+            f"of tensors and settings; allowed: the format of the method's authors{types}"
         )
     return HeadFiles(folder, config, _read_tensors(found[0]))
 

@@ -8,8 +8,9 @@ dimensions (a batch) are allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,43 @@ class HeadShape:
     head_dim: int
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+
+    @staticmethod
+    def entries(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Return the arguments of a shape from a Llama's or Qwen3's config, that of the checkpoint `name`.
+
+        Raises:
+            ValueError: for an entry that is missing, or that these layers would not compute as the authors' do.
+        """
+        rope = config.get("rope_parameters") or {}
+        scaling = config.get("rope_scaling") or {"rope_type": rope.get("rope_type", "default")}
+        kinds = config.get("layer_types") or ["full_attention"]
+        found = {
+            "hidden_act": (config.get("hidden_act", "silu"), "silu"),
+            "rope_scaling": (scaling.get("rope_type", scaling.get("type", "unknown")), "default"),
+            "attention_bias": (bool(config.get("attention_bias", False)), False),
+            "layer_types": (", ".join(sorted(set(kinds))), "full_attention"),
+        }
+        for key, (value, allowed) in found.items():
+            if value != allowed:
+                raise ValueError(f"heads {name}: {key} is {value!r}; allowed: {allowed!r}")
+        take = partial(entry, config, name)
+        size, num_heads = take("hidden_size"), take("num_attention_heads")
+        if config.get("target_hidden_size") not in (None, size):
+            raise ValueError(
+                f"heads {name}: have a hidden size of {size}, and of {config['target_hidden_size']} for "
+                "the target model; allowed: the same"
+            )
+        theta = rope.get("rope_theta", 10000.0)
+        return {
+            "hidden_size": size,
+            "intermediate_size": take("intermediate_size"),
+            "num_heads": num_heads,
+            "num_key_value_heads": take("num_key_value_heads", num_heads),
+            "head_dim": take("head_dim", size // num_heads),
+            "norm_eps": take("rms_norm_eps", 1e-6, float),
+            "rope_theta": take("rope_theta", theta, float),
+        }
 
     @classmethod
     def of_config(cls, config: Any) -> HeadShape:
@@ -55,6 +93,24 @@ class HeadShape:
             norm_eps=eps,
             rope_theta=theta,
         )
+
+
+def entry(
+    config: Mapping[str, Any],
+    name: str,
+    key: str,
+    default: Any = None,
+    kind: Callable[[Any], Any] = int,
+) -> Any:
+    """Return an entry of a checkpoint's config; raises ValueError if it is missing or no positive number."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ValueError(
+            f"heads {name}: config.json has {key} {value!r}; allowed: a positive number"
+        )
+    return kind(value)
 
 
 class RMSNorm(nn.Module):
@@ -85,11 +141,19 @@ Attend = Callable[[Projected], torch.Tensor]
 
 
 class Attention(nn.Module):
-    """The projections of an attention layer; what they attend to is the caller's choice."""
+    """The projections of an attention layer; what they attend to is the caller's choice.
 
-    def __init__(self, shape: HeadShape, width: int, has_bias: bool) -> None:
+    `has_norms`: whether queries and keys are normed, head by head, as Qwen3's.
+    """
+
+    def __init__(
+        self, shape: HeadShape, width: int, has_bias: bool, has_norms: bool = False
+    ) -> None:
         super().__init__()
-        self._head_dim = shape.head_dim
+        self._head_dim, self._has_norms = shape.head_dim, has_norms
+        if has_norms:
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         query_width = shape.num_heads * shape.head_dim
         key_value_width = shape.num_key_value_heads * shape.head_dim
         self.q_proj = nn.Linear(width, query_width, bias=has_bias)
@@ -106,6 +170,8 @@ class Attention(nn.Module):
             layer(rows).unflatten(-1, (-1, self._head_dim)).transpose(-3, -2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self._has_norms:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
         self._frequencies = uploaded(self._frequencies, positions.device)
         angles = positions.float()[:, None] * self._frequencies
         angles = torch.cat((angles, angles), dim=-1)  # [n, d]
@@ -130,12 +196,19 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and feed-forward of trained heads, without the norms before the attention.
 
-    The attention reads rows of `width`, None: D. `has_bias`: whether queries, keys and values have one.
+    The attention reads rows of `width`, None: D. `has_bias`: whether queries, keys and values have one;
+    `has_norms`: as of `Attention`.
     """
 
-    def __init__(self, shape: HeadShape, width: int | None = None, has_bias: bool = False) -> None:
+    def __init__(
+        self,
+        shape: HeadShape,
+        width: int | None = None,
+        has_bias: bool = False,
+        has_norms: bool = False,
+    ) -> None:
         super().__init__()
-        self.self_attn = Attention(shape, width or shape.hidden_size, has_bias)
+        self.self_attn = Attention(shape, width or shape.hidden_size, has_bias, has_norms)
         self.mlp = FeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
@@ -181,8 +254,8 @@ class HeadRows:
         size = (2, shape.num_key_value_heads, 0, shape.head_dim)
         self._buffer = torch.empty(size, device=device, dtype=dtype)  # [2, heads, M, d]
 
-    def attend(self, projected: Projected, mask: torch.Tensor | None) -> torch.Tensor:
-        """Append n rows and return their attention to all [H, n, d]; mask as `attend_rows`'s, [n, T + n]."""
+    def append(self, projected: Projected) -> None:
+        """Append n rows."""
         begin, end = self.length, self.length + projected.keys.shape[-2]
         if end > self._buffer.shape[2]:
             heads, size = self._buffer.shape[1], self._buffer.shape[3]
@@ -191,7 +264,11 @@ class HeadRows:
         self._buffer[0, :, begin:end] = projected.keys
         self._buffer[1, :, begin:end] = projected.values
         self.length = end
-        keys, values = self._buffer[:, :, :end]
+
+    def attend(self, projected: Projected, mask: torch.Tensor | None) -> torch.Tensor:
+        """Append n rows and return their attention to all [H, n, d]; mask as `attend_rows`'s, [n, T + n]."""
+        self.append(projected)
+        keys, values = self._buffer[:, :, : self.length]
         # A batch of one: without it, torch takes a slow path.
         batched = Projected(projected.queries[None], keys[None], values[None])
         return attend_rows(batched, mask)[0]

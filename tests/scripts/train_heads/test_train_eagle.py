@@ -1,4 +1,4 @@
-"""EAGLE's trainers: what is trained is what drafts, and it is learned.
+"""Trainers of EAGLE's networks and of block drafters: what is trained is what drafts, and it is learned.
 
 Run: pytest tests/scripts/train_heads/test_train_eagle.py
 """
@@ -6,6 +6,7 @@ Run: pytest tests/scripts/train_heads/test_train_eagle.py
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from torch import nn
 from model.backends.target import TargetModel
 from model.engine.loop import generate
 from model.methods import drafter_class
+from model.methods.heads.block.drafter import BlockText
 from model.methods.heads.eagle.network import Eagle3Network, NetworkShape
 from model.methods.heads.eagle.trees import DraftText
+from scripts.train_heads.block import BLOCK, BlockTrainer, beside, block_mask
 from scripts.train_heads.data import Document, collate
 from scripts.train_heads.eagle import (
     DraftedRows,
@@ -24,6 +27,7 @@ from scripts.train_heads.eagle import (
     EagleTrainer,
     own_vocabulary,
 )
+from scripts.train_heads.heads import HeadTrainer
 from tests.model.decoded import random_ids, referee, target_of
 
 LLAMA = "Llama, grouped heads"
@@ -60,7 +64,35 @@ def test_the_own_vocabulary_is_the_most_frequent_tokens() -> None:
     assert (torch.arange(3) + tables["d2t"]).tolist() == [1, 3, 5]
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3"])
+@torch.inference_mode()
+def test_blocks_in_training_are_those_of_drafting() -> None:
+    """Blocks after several tokens at once have the guesses of blocks that are drafted after one."""
+    target = target_of(LLAMA)
+    torch.manual_seed(0)
+    trainer = BlockTrainer(target.model, Namespace(num_layers=2))
+    network = trainer.module
+    tokens, hidden = random_ids(14), torch.randn(14, 2 * SIZE)
+    roots = torch.tensor([3, 7, 11])
+    places = roots[:, None] + torch.arange(BLOCK)
+    inputs = torch.full((3, BLOCK), network.shape.mask_token)
+    inputs[:, 0] = torch.tensor(tokens)[roots]
+    context = network.read(hidden[None], torch.arange(14))
+    attends = [partial(beside, rows, mask=block_mask(roots, 14)) for rows in context]
+    embedding = target.model.get_input_embeddings()
+    found = network(embedding(inputs.flatten()[None]), places.flatten(), attends)
+    found = found[0].unflatten(0, (3, BLOCK))
+    for index, root in enumerate(roots.tolist()):
+        text = BlockText(network, target)
+        text.read(tokens[1 : root + 1], hidden[:root])
+        block = text.block(tokens[root], 1)
+        assert block is not None
+        logits = target.model.get_output_embeddings()(found[index])
+        before = [tokens[root], *block.tokens[:-1]]
+        biases = torch.stack([network.bias(token) for token in before])
+        assert (logits + biases).argmax(-1).tolist() == block.tokens
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3", "dflash"])
 def test_a_trained_network_is_right_more_often(method: str, tmp_path: Path) -> None:
     """It learns a random model's answers by heart; the checkpoint is one that the drafter reads."""
     torch.manual_seed(0)
@@ -71,8 +103,8 @@ def test_a_trained_network_is_right_more_often(method: str, tmp_path: Path) -> N
     documents = [
         Document([*prompt, *answer], 8) for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    make = Eagle3Trainer if method == "eagle3" else EagleTrainer
-    trainer = make(model, Namespace(draft_vocab=50))
+    trainers = {"eagle3": Eagle3Trainer, "dflash": BlockTrainer}
+    trainer = trainers.get(method, EagleTrainer)(model, Namespace(draft_vocab=50, num_layers=1))
     trainer.prepare(documents)
     before = mean_length(trainer, method, tmp_path / "before", target, prompts)
     optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=1e-2)
@@ -93,7 +125,7 @@ def test_a_trained_network_is_right_more_often(method: str, tmp_path: Path) -> N
 
 
 def mean_length(
-    trainer: EagleTrainer | Eagle3Trainer,
+    trainer: HeadTrainer,
     method: str,
     folder: Path,
     target: TargetModel,
@@ -103,7 +135,8 @@ def mean_length(
     folder.mkdir()
     trainer.save(folder)
     cls = drafter_class(method)
-    drafter = cls(cls.config_class(heads=str(folder), num_nodes=8), target.vocab_size, CPU)
+    options = {} if method == "dflash" else {"num_nodes": 8}
+    drafter = cls(cls.config_class(heads=str(folder), **options), target.vocab_size, CPU)
     drafter.check_target(target)
     lengths = [
         length

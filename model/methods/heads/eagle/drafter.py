@@ -36,7 +36,7 @@ from ....engine.tree import DraftTree
 from ....machine.files import written_state
 from ....options import Options, option
 from ..drafter import HeadDrafter, StateReader
-from ..head_files import HeadFiles, read_heads, required, write_heads
+from ..head_files import HeadFiles, check_embedding, read_heads, required, write_heads
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork, NetworkShape
 from .trees import (
     PATHS,
@@ -57,6 +57,11 @@ KINDS: Mapping[type[DraftNetwork], str] = {
     EagleNetwork: "EAGLE or EAGLE-2",
     Eagle3Network: "EAGLE-3",
 }
+# Types of checkpoints of the package speculators.
+SPECULATORS: Mapping[type[DraftNetwork], tuple[str, ...]] = {
+    EagleNetwork: (),
+    Eagle3Network: ("eagle3",),
+}
 HEADS = (
     "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
 )
@@ -74,19 +79,6 @@ class Checkpoint:
     shape: NetworkShape
     files: HeadFiles  # its folder, config and tensors, those of the network alone
     embedding: torch.Tensor | None  # the target's embedding [V, D] as stored; None if it is not
-
-    def check_embedding(self, own: torch.Tensor) -> None:
-        """Raise ValueError if the stored embedding is not the target's: other heads were trained for it."""
-        if self.embedding is None:
-            return
-        some = slice(None, None, max(1, len(own) // 256))
-        stored, now = (table[some].to("cpu", torch.float32) for table in (self.embedding, own))
-        # Stored with fewer bits, perhaps: bfloat16 keeps eight.
-        if stored.shape != now.shape or not torch.allclose(stored, now, rtol=0.02, atol=1e-3):
-            raise ValueError(
-                f"heads {self.files.folder}: were trained for another model, with another embedding; give the "
-                "heads of this model"
-            )
 
 
 def open_checkpoint(name: str, kind: type[DraftNetwork]) -> Checkpoint:
@@ -126,7 +118,15 @@ def _opened(name: str, kind: Any, state: tuple[object, ...]) -> Checkpoint:
             f"heads {name}: has no {SAFE_NAME}.safetensors or {PICKLE_NAME}.bin; allowed: a folder with "
             f"{KINDS[kind]} heads"
         )
-    files = read_heads(folder, SAFE_NAME if is_safe else PICKLE_NAME, KINDS[kind])
+    name_of_file = SAFE_NAME if is_safe else PICKLE_NAME
+    files = read_heads(folder, name_of_file, KINDS[kind], SPECULATORS[kind])
+    if "speculators_model_type" in files.config:
+        renamed = {
+            key.replace("layers.0.", Eagle3Network.marker): tensor
+            for key, tensor in files.tensors.items()
+            if not key.startswith("verifier_")
+        }
+        files = files._replace(tensors=renamed)
     shape = NetworkShape.from_config(files.config, name)
     for other, title in KINDS.items():
         if other is not kind and any(key.startswith(other.marker) for key in files.tensors):
@@ -136,22 +136,9 @@ def _opened(name: str, kind: Any, state: tuple[object, ...]) -> Checkpoint:
         table = torch.empty(shape.vocab_size, shape.hidden_size)
     embedding = files.tensors.get(EMBEDDING)
     files.check(wanted if embedding is None else wanted | {EMBEDDING: table})
-    _check_tables(files, shape)
+    files.check_tables(shape.draft_vocab_size)
     own = {key: tensor for key, tensor in files.tensors.items() if key != EMBEDDING}
     return Checkpoint(kind, shape, files._replace(tensors=own), embedding)
-
-
-def _check_tables(files: HeadFiles, shape: NetworkShape) -> None:
-    """Raise ValueError if the tables of an own vocabulary name other tokens than each other, or none."""
-    if "d2t" not in files.tensors:
-        return
-    places = torch.arange(shape.draft_vocab_size)
-    token_ids = places + files.tensors["d2t"].long()
-    if not torch.equal(token_ids, files.tensors["t2d"].bool().nonzero()[:, 0]):
-        raise ValueError(
-            f"heads {files.folder}: tensors d2t and t2d name different tokens; allowed: i + d2t[i] is the place of "
-            "the i-th true value in t2d; get the heads again"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +228,9 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         head = target.model.get_output_embeddings()
         if head is None:
             raise ValueError("model: has no output head of its own; use a method without heads")
-        self._checkpoint.check_embedding(embedding.weight)
-        network = build_network(self._checkpoint, target.device, target.dtype)
+        checkpoint = self._checkpoint
+        check_embedding(checkpoint.files.folder, checkpoint.embedding, embedding.weight)
+        network = build_network(checkpoint, target.device, target.dtype)
         return DraftText(network, embedding, head, target.device)
 
 

@@ -13,23 +13,16 @@ drafted; leading dimensions (a batch) are allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..head_files import called
-from ..layers import Attend, DecoderLayer, HeadShape, RMSNorm
+from ..layers import Attend, DecoderLayer, HeadShape, RMSNorm, entry
 
-# Options of a Llama config that must have one value here, with the value of a config without them.
-FIXED: Mapping[str, tuple[Any, Any]] = {
-    "num_hidden_layers": (1, 1),
-    "hidden_act": ("silu", "silu"),
-    "rope_scaling": (None, None),
-}
 # Hidden states that EAGLE-3 fuses: inputs of a low, a middle and a high layer.
 NUM_FUSED = 3
 
@@ -46,39 +39,46 @@ class NetworkShape(HeadShape):
     # Layers of the target model whose inputs are fused (EAGLE-3); empty: low, middle and high ones, by
     # the number of its layers.
     hidden_layers: tuple[int, ...] = ()
+    has_norms: bool = False  # whether queries and keys are normed, as in Qwen3
+    norms_residual: bool = False  # whether the residual is the normed feature
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> NetworkShape:
         """Read the shape from the `config.json` of the checkpoint `name`, or raise ValueError for an entry."""
-        for key, (allowed, default) in FIXED.items():
-            if config.get(key, default) != allowed:
-                raise ValueError(f"heads {name}: {key} is {config[key]!r}; allowed: {allowed!r}")
-        take = partial(_number, config, name)
-        hidden_size, num_heads = take("hidden_size"), take("num_attention_heads")
-        if config.get("target_hidden_size", hidden_size) != hidden_size:
-            raise ValueError(
-                f"heads {name}: have a hidden size of {hidden_size}, and of {config['target_hidden_size']} for "
-                "the target model; allowed: the same"
-            )
-        vocab_size = take("vocab_size")
+        if "speculators_model_type" in config:
+            return cls._from_speculators(config, name)
+        if (count := config.get("num_hidden_layers", 1)) != 1:
+            raise ValueError(f"heads {name}: num_hidden_layers is {count!r}; allowed: 1")
+        vocab_size = entry(config, name, "vocab_size")
         layers = config.get("hidden_layers") or []
         if not isinstance(layers, list) or not all(type(one) is int and one >= 0 for one in layers):
             raise ValueError(
                 f"heads {name}: config.json has hidden_layers {layers!r}; allowed: a list of layer numbers"
             )
         return cls(
-            hidden_size=hidden_size,
-            intermediate_size=take("intermediate_size"),
-            num_heads=num_heads,
-            num_key_value_heads=take("num_key_value_heads", num_heads),
-            head_dim=take("head_dim", hidden_size // num_heads),
+            **cls.entries(config, name),
             vocab_size=vocab_size,
-            draft_vocab_size=take("draft_vocab_size", vocab_size),
-            norm_eps=take("rms_norm_eps", 1e-6, float),
-            rope_theta=take("rope_theta", 10000.0, float),
+            draft_vocab_size=entry(config, name, "draft_vocab_size", vocab_size),
             has_fc_bias=bool(config.get("bias", True)),
             has_qkv_bias=bool(config.get("qkv_bias", False)),
             hidden_layers=tuple(layers),
+        )
+
+    @classmethod
+    def _from_speculators(cls, config: Mapping[str, Any], name: str) -> NetworkShape:
+        """Read the shape of an EAGLE-3 checkpoint of the package speculators."""
+        layer = config.get("transformer_layer_config") or {}
+        for key in ("norm_before_fc", "fc_norm", "norm_output"):
+            if config.get(key):
+                raise ValueError(f"heads {name}: {key} is {config[key]!r}; allowed: False")
+        vocab_size = entry(layer, name, "vocab_size")
+        return cls(
+            **cls.entries(layer, name),
+            vocab_size=vocab_size,
+            draft_vocab_size=entry(config, name, "draft_vocab_size", vocab_size),
+            hidden_layers=tuple(config.get("eagle_aux_hidden_state_layer_ids") or ()),
+            has_norms=layer.get("model_type", "qwen3") == "qwen3",
+            norms_residual=bool(config.get("norm_before_residual", False)),
         )
 
     def to_config(self) -> dict[str, Any]:
@@ -99,24 +99,6 @@ class NetworkShape(HeadShape):
             "qkv_bias": self.has_qkv_bias,
         }
         return config | ({"hidden_layers": list(self.hidden_layers)} if self.hidden_layers else {})
-
-
-def _number(
-    config: Mapping[str, Any],
-    name: str,
-    key: str,
-    default: Any = None,
-    kind: Callable[[Any], Any] = int,
-) -> Any:
-    """Return an entry of a config; raises ValueError if it is missing or no positive number."""
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise ValueError(
-            f"heads {name}: config.json has {key} {value!r}; allowed: a positive number"
-        )
-    return kind(value)
 
 
 class DraftNetwork(nn.Module):
@@ -182,7 +164,7 @@ class FusingLayer(DecoderLayer):
     """EAGLE-3's layer: its attention reads embedding and feature side by side, each normed."""
 
     def __init__(self, shape: NetworkShape) -> None:
-        super().__init__(shape, 2 * shape.hidden_size, shape.has_qkv_bias)
+        super().__init__(shape, 2 * shape.hidden_size, shape.has_qkv_bias, shape.has_norms)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
@@ -214,7 +196,8 @@ class Eagle3Network(DraftNetwork):
     ) -> tuple[DecoderLayer, torch.Tensor, torch.Tensor]:
         layer = self.midlayer
         normed = (layer.input_layernorm(embeddings), layer.hidden_norm(features))
-        return layer, features, torch.cat(normed, dim=-1)
+        residual = normed[1] if self.shape.norms_residual else features
+        return layer, residual, torch.cat(normed, dim=-1)
 
     def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(self.norm(states))

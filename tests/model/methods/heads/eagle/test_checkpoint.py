@@ -6,6 +6,7 @@ Run: pytest tests/model/methods/heads/eagle/test_checkpoint.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import pytest
 import torch
 
 from model.methods.heads.eagle.drafter import build_network, open_checkpoint
-from model.methods.heads.eagle.network import DraftNetwork, Eagle3Network, EagleNetwork
+from model.methods.heads.eagle.network import (
+    DraftNetwork,
+    Eagle3Network,
+    EagleNetwork,
+    NetworkShape,
+)
+from model.methods.heads.head_files import check_embedding
+from model.methods.heads.layers import attend_rows
 from tests.model.methods.heads.eagle.tiny_heads import (
     HIDDEN,
     config_of,
@@ -88,10 +96,11 @@ def test_a_stored_embedding_must_be_the_targets(tmp_path: Path) -> None:
 
     checkpoint = open_checkpoint(eagle(tmp_path, add), EagleNetwork)
     assert "embed_tokens.weight" not in checkpoint.files.tensors
-    checkpoint.check_embedding(embedding)
-    checkpoint.check_embedding(embedding.bfloat16())
+    folder, stored = checkpoint.files.folder, checkpoint.embedding
+    check_embedding(folder, stored, embedding)
+    check_embedding(folder, stored, embedding.bfloat16())
     with pytest.raises(ValueError, match="were trained for another model"):
-        checkpoint.check_embedding(embedding.flip(0))
+        check_embedding(folder, stored, embedding.flip(0))
 
 
 def drop(name: str) -> Callable[[Tensors], Any]:
@@ -135,7 +144,7 @@ def put(name: str, *shape: int) -> Callable[[Tensors], Any]:
         (
             lambda at: write(at, config_of(VOCAB, rope_scaling={"type": "linear"}), {}),
             EagleNetwork,
-            "rope_scaling is .*; allowed: None",
+            "rope_scaling is 'linear'; allowed: 'default'",
         ),
         (
             lambda at: write(at, config_of(VOCAB, target_hidden_size=99), {}),
@@ -212,17 +221,84 @@ def test_a_folder_that_is_not_there_is_named() -> None:
         open_checkpoint("./none", EagleNetwork)
 
 
-def test_heads_in_the_format_of_speculators_are_named(tmp_path: Path) -> None:
-    config = {"speculators_model_type": "eagle3", "transformer_layer_config": config_of(VOCAB)}
+def speculators(folder: Path, **changes: Any) -> str:
+    """Write a checkpoint of EAGLE-3 in the form of the package speculators, with these entries of its config."""
+    layer = config_of(VOCAB, model_type="llama", head_dim=8) | changes.pop("layer", {})
+    config = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 1],
+    }
     tensors = {
         name.replace("midlayer.", "layers.0."): tensor
         for name, tensor in eagle3_tensors(VOCAB, DRAFT_VOCAB).items()
     }
-    name = write(tmp_path, config, tensors)
-    with pytest.raises(
-        ValueError, match=r"are in the format of the package speculators \(its type eagle3\)"
-    ):
-        open_checkpoint(name, Eagle3Network)
+    tensors["verifier_norm.weight"] = torch.ones(HIDDEN)
+    return write(folder, config | changes, tensors)
+
+
+def test_heads_in_the_form_of_speculators_are_the_same_network(tmp_path: Path) -> None:
+    (tmp_path / "authors").mkdir()
+    own = build_network(
+        open_checkpoint(eagle3(tmp_path / "authors"), Eagle3Network), CPU, torch.float32
+    )
+    (tmp_path / "other").mkdir()
+    checkpoint = open_checkpoint(speculators(tmp_path / "other"), Eagle3Network)
+    network = build_network(checkpoint, CPU, torch.float32)
+    assert checkpoint.shape.hidden_layers == (0, 1, 1) and not checkpoint.shape.has_norms
+    mine, theirs = own.state_dict(), network.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_layer_of_speculators_computes_what_the_packages_own_does(tmp_path: Path) -> None:
+    """Recorded from its Qwen3DecoderEagle3FirstLayer (speculators at c05b95b): the last state of six rows."""
+    recorded = {
+        False: [-1.8893420696258545, 0.74641352891922, 2.4068384170532227, -0.1987646073102951],
+        True: [-2.0792531967163086, 1.1597790718078613, 2.67822527885437, -0.33001965284347534],
+    }
+    for norms_residual, expected in recorded.items():
+        shape = NetworkShape(
+            hidden_size=HIDDEN,
+            intermediate_size=48,
+            num_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            norm_eps=1e-5,
+            vocab_size=VOCAB,
+            draft_vocab_size=VOCAB,
+            has_norms=True,
+            norms_residual=norms_residual,
+        )
+        network = Eagle3Network(shape)
+        source = torch.Generator().manual_seed(4)
+        weights = {
+            name: 1 + 0.1 * one if "norm" in name else 0.15 * one
+            for name, value in sorted(network.midlayer.state_dict().items())
+            for one in [torch.randn(value.shape, generator=source)]
+        }
+        network.midlayer.load_state_dict(weights)
+        embeddings, features = (torch.randn(1, 6, HIDDEN, generator=source)[0] for _ in range(2))
+        attend = partial(attend_rows, mask=None, is_causal=True)
+        with torch.inference_mode():
+            states = network(embeddings, features, torch.arange(6), attend)
+        assert states[-1, :4].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "peagle"}, r"its type peagle.*, or its types eagle3"),
+        ({"fc_norm": True}, "fc_norm is True; allowed: False"),
+        ({"layer": {"attention_bias": True}}, "attention_bias is True; allowed: False"),
+    ],
+)
+def test_what_of_speculators_is_not_supported_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_checkpoint(speculators(tmp_path, **changes), Eagle3Network)
 
 
 @pytest.mark.parametrize(
