@@ -111,12 +111,14 @@ use_python "$IMPORTS" -r requirements.txt
 if [ -z "$given_methods" ]; then
     METHODS=$(BATCH_SIZE="$BATCH_SIZE" MAIN_METHODS="$main_methods" "$PYTHON" -c '
 import os, sys
-from model.methods import METHODS, drafter_class
+from model.methods import METHODS, drafter_class, find_method
 left_out, reason, cold = [], "", []
 wanted = os.environ["MAIN_METHODS"].split()  # none: all
 for name in METHODS:
     cls = drafter_class(name)
     if cls.drafts_with() not in ("", *sys.argv[1:]):
+        continue
+    if cls.drafts_with() == "heads" and not os.path.isdir(f"data/demo/{find_method(name).heads_of}"):
         continue
     ways = {name: {}}
     if name == "recycling":

@@ -47,6 +47,7 @@ BUILT_IN: dict[str, str] = {
     "eagle": ".heads.eagle.drafter:EagleDrafter",
     "eagle2": ".heads.eagle.drafter:Eagle2Drafter",
     "eagle3": ".heads.eagle.drafter:Eagle3Drafter",
+    "dflash": ".heads.block.drafter:DFlashDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 
@@ -75,6 +76,7 @@ MethodName = Literal[
     "eagle",
     "eagle2",
     "eagle3",
+    "dflash",
     "hybrid",
 ]  # of `BUILT_IN`, for editors
 # A method of another package, by its name there or as "package.module:DrafterClass". A plain text works as well;

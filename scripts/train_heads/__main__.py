@@ -30,6 +30,7 @@ from model.commands.files import write_whole
 from model.commands.loading import check_model
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.options import unknown_name
+from scripts.train_heads.block import BlockTrainer
 from scripts.train_heads.data import read_documents
 from scripts.train_heads.eagle import Eagle3Trainer, EagleTrainer
 from scripts.train_heads.heads import HeadTrainer, HydraTrainer, MedusaTrainer
@@ -40,6 +41,7 @@ TRAINERS: dict[str, type[HeadTrainer]] = {
     "hydra": HydraTrainer,
     "eagle": EagleTrainer,
     "eagle3": Eagle3Trainer,
+    "dflash": BlockTrainer,
 }
 # Must be the same when a training goes on.
 SETTINGS = (
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, required=True, metavar="FOLDER", help="checkpoint to write")
     add("--work", type=Path, metavar="FOLDER", help="state and log (default: OUT.work)")
     add("--num-heads", type=int, help="of medusa (4)")
-    add("--num-layers", type=int, help="of medusa: residual blocks of a head (1)")
+    add("--num-layers", type=int, help="of medusa: residual blocks of a head (1); of dflash (2)")
     add(
         "--own-outputs",
         action=argparse.BooleanOptionalAction,

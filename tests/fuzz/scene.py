@@ -29,7 +29,7 @@ NUM_TOKENS = 8
 NEAR_TIE = 1e-4
 PLAIN_METHODS = (
     *("vanilla", "recycling", "pld", "lookahead", "samd", "suffix", "racer", "logitspec"),
-    "toolspec",
+    *("toolspec", "adapld", "sssd", "stand"),
     *("goose", "cacheback", "esp", "hybrid"),
 )
 

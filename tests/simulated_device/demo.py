@@ -57,6 +57,7 @@ class Setting:
         return drafter
 
 
+_FOLDERS: list[TemporaryDirectory[str]] = []
 SETTINGS = [
     *(Setting(method) for method in METHODS),
     Setting("recycling", {"tree_version": "auto"}),
@@ -77,12 +78,22 @@ def _files_of(method: str) -> dict[str, Any]:
     """Return the options that name what a method drafts with."""
     cls = drafter_class(method)
     if cls.drafts_with() == "heads":
-        return {"heads": str(DEMO / find_method(method).heads_of)}
+        trained = DEMO / find_method(method).heads_of
+        return {"heads": str(trained if trained.is_dir() else _untrained(method))}
     if cls.drafts_with() == "datastore":
         return {"datastore": str(Path(_datastore().name, "datastore.npy"))}
     if cls.drafts_with() == "draft_model":
         return {"draft_model": str(DEMO / "draft"), "draft_dtype": "float32"}
     return {}
+
+
+@lru_cache
+@torch.inference_mode(mode=False)
+def _untrained(method: str) -> str:
+    """Return a folder with random heads; it goes with the process."""
+    _FOLDERS.append(TemporaryDirectory(prefix=f"{method}-heads-"))
+    drafter_class(method).write_untrained_heads(Path(_FOLDERS[-1].name), demo_model().config)
+    return _FOLDERS[-1].name
 
 
 @lru_cache

@@ -42,7 +42,7 @@ from .tables import LONGEST_KEY
 
 MAX_DEPTH = 24
 # Methods whose heads can be one more source, and the name of the layers that the model's checkpoint ships itself.
-GUIDES = ("medusa", "eagle", "eagle2", "eagle3")
+GUIDES = ("medusa", "eagle", "eagle2", "eagle3", "dflash")
 SHIPPED = "mtp"
 
 

@@ -59,12 +59,12 @@ def fixed(method: str) -> str:
     return f"{method} --budget fixed --num-nodes 12" if is_auto else method
 
 
-# Heads read states, esp appends masks: these are not recorded.
+# Heads and adapld read states, esp appends masks: these are not recorded.
 OTHERS = [
     *(
         fixed(name)
         for name in METHODS
-        if drafter_class(name).drafts_with() != "heads" and name != "esp"
+        if drafter_class(name).drafts_with() != "heads" and name not in ("esp", "adapld")
     ),
     *("recycling-averaged --start cold", "pld --match latest --num-pred-tokens 4"),
 ]

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from model import TokenRecycling
-from model.methods import METHODS
 from tests.model.api.test_decoder import LLAMA, PROMPT, decoder_for, demo
-from tests.model.decoded import known, random_ids, referee
+from tests.model.decoded import SEEDED, known, random_ids, referee
 
 
 def test_a_model_in_training_mode_is_refused() -> None:
@@ -119,7 +118,7 @@ def test_a_decoder_may_be_made_while_another_decodes(
     assert caplog.text == "", "the kernels of one are no setting of the other"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEEDED)
 def test_torchs_default_device_need_not_be_the_models(method: str) -> None:
     """It need not be the host either, as after torch.set_default_device("cuda")."""
     model, prompt = known(LLAMA).build(), random_ids(20)
