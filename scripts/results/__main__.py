@@ -3,10 +3,9 @@ r"""Store answers, and make every table of results on the pages from the stored 
 A pack holds the answer files of one comparison, compressed. A page names its packs between two marks, and the
 table between them is made from these files alone: no figure is copied by hand, and equality and intervals can be
 computed again. Each folder of a pack is a comparison of its own. Kinds of tables: summary, tasks, rulers, programs
-(over another program, such as llama.cpp), report, batches (by batch size) and nodes (by drafted nodes, of a pack
-with a folder a size). A table by hand stands between
-`<!-- figures of FILE -->` and `<!-- end of figures -->`, and a test looks for each of its figures in the files that
-it names.
+(over another program, such as llama.cpp), report, batches (by batch size), nodes (by drafted nodes, of a pack
+with a folder a size) and tokens (the ten methods of such packs that accept most, without the clock). A table by
+hand stands between `<!-- figures of FILE -->` and `<!-- end of figures -->`; a test looks for its figures there.
 
     <!-- table: summary of docs/results/demo.tar.xz -->
     <!-- end of table -->

@@ -147,7 +147,7 @@ def batches(packs: Sequence[Path]) -> str:
 
 
 def nodes(packs: Sequence[Path]) -> str:
-    """Return methods against drafted nodes: tokens a step and a second, speed-ups, memory, each size's fastest two.
+    """Return methods against drafted nodes: tokens a step, speed-ups, memory, each size's fastest two.
 
     A pack has a folder for each size, which is named by its nodes, or `defaults`; with several kinds of text, these
     folders are in one for each kind. A method is one row: of its options only those that are words tell rows apart,
@@ -159,6 +159,30 @@ def nodes(packs: Sequence[Path]) -> str:
     return "\n\n".join(_by_size(path) for path in packs)
 
 
+def tokens(packs: Sequence[Path]) -> str:
+    """Return the ten methods that accept most on average, tokens a step at each pack's fewest nodes: no clock.
+
+    Raises:
+        UserError: as `nodes`.
+    """
+    lines: list[str] = []
+    columns: dict[str, dict[str, str]] = {}
+    for pack in packs:
+        sizes = _sizes(pack)
+        least = next(iter(sizes)).rpartition(", ")[2]
+        for size, group in sizes.items():
+            if size.endswith(least):
+                columns[title := f"{_column(group)}, {size}"] = {
+                    _line(row.entry, sizes): _mat(row) for row in group.rows
+                }
+                lines.append(f"- {title}: {_conditions(group)}.")
+    cells = [*columns.values()]
+    common = [name for name in cells[0] if all(name in column for column in cells)]
+    best = sorted(common, key=lambda name: -sum(float(column[name]) for column in cells))[:10]
+    table = _matrix([*columns], [{name: column[name] for name in best} for column in cells])
+    return "\n".join((*lines, "", table))
+
+
 TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "summary": summary,
     "tasks": tasks,
@@ -167,6 +191,7 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "report": report,
     "batches": batches,
     "nodes": nodes,
+    "tokens": tokens,
 }
 
 
@@ -199,19 +224,17 @@ def _by_size(pack: Path) -> str:
     sizes = _sizes(pack)
     first, *others = sizes
     titles = [f"{_column(sizes[first])}, {first}", *others]
-    parts = ["\n".join(f"- {line}" for line in _captions(list(sizes.values()), titles))]
-    for caption, cell in (
-        ("Tokens a step (tokens a second)", _work),
-        ("Speed-up over vanilla", _speedup),
-        ("MiB that the drafter holds after the last question", _held),
-    ):
-        columns = [
-            {_line(row.entry, sizes): cell(group, row) for row in group.rows}
-            for group in sizes.values()
-        ]
-        if any(text != "-" for cells in columns for text in cells.values()):
-            parts.append(f"{caption}:\n\n{_matrix([*sizes], columns)}")
-    return "\n\n".join((*parts, _fastest(sizes)))
+    captions = "\n".join(f"- {line}" for line in _captions(list(sizes.values()), titles))
+    columns = {
+        size: {_line(row.entry, sizes): _work(group, row) for row in group.rows}
+        for size, group in sizes.items()
+    }
+    held = {_line(row.entry, sizes): _held(row) for group in sizes.values() for row in group.rows}
+    if any(text != "-" for text in held.values()):
+        columns["MiB held"] = held
+    caption = "Tokens a step, and the speed-up over vanilla; MiB that the drafter holds after the last question:"
+    table = _matrix([*columns], [*columns.values()])
+    return "\n\n".join((captions, f"{caption}\n\n{table}", _fastest(sizes)))
 
 
 def _sizes(pack: Path) -> dict[str, Group]:
@@ -339,11 +362,14 @@ def _rate(group: Group, row: Measured, name: str = "exact") -> str:
 
 
 def _work(group: Group, row: Measured) -> str:
-    rate = row.figures.figure(OVERALL, "exact_tokens_per_second")
-    return f"{_mat(row)} ({rate:.1f})"
+    """Return tokens a step and the speed-up; of the baseline, tokens a second."""
+    if row.entry is group.baseline:
+        rate = row.figures.figure(OVERALL, "exact_tokens_per_second")
+        return f"{_mat(row)} ({rate:.1f} tokens/s)"
+    return f"{_mat(row)}, {_speedup(group, row)}"
 
 
-def _held(group: Group, row: Measured) -> str:
+def _held(row: Measured) -> str:
     held = row.entry.files[-1].record.held_bytes
     return "-" if held is None else f"{held / 2**20:.1f}"
 

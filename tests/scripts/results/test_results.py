@@ -226,30 +226,30 @@ def _field(tmp_path: Path) -> str:
 
 def test_nodes_are_columns_and_a_method_is_one_row_at_all_sizes(tmp_path: Path) -> None:
     text = with_tables(_page("nodes", _field(tmp_path)), tmp_path)
-    work, speed, held, fastest = (
+    work, fastest = (
         [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
         for table in TABLE.findall(text)
     )
-    assert work[0] == speed[0] == ["method", "8 nodes", "16 nodes", "defaults"]
+    assert work[0] == ["method", "8 nodes", "16 nodes", "defaults", "MiB held"]
     fixed, auto = (
         f"Hybrid, {how} drafted tokens{end}"
         for how, end in (("a fixed number of", ""), ("as many", " as pay"))
     )
-    assert {row[0]: row[1:] for row in speed[2:]} == {
+    ratios = {row[0]: [cell.partition(", ")[2] for cell in row[1:4]] for row in work[2:]}
+    assert ratios == {
         fixed: [f"{ratio:.2f}x [{ratio:.2f}, {ratio:.2f}]" for ratio in (1.5, 2.3, 2.0)],
-        auto: ["-", "-", "2.20x [2.20, 2.20]"],
-        "Token Recycling, averaged rows (ours)": ["1.40x [1.40, 1.40]"] * 2 + ["-"],
+        auto: ["", "", "2.20x [2.20, 2.20]"],
+        "Token Recycling, averaged rows (ours)": ["1.40x [1.40, 1.40]"] * 2 + [""],
         "Token Recycling, as published": [
             f"{ratio:.2f}x [{ratio:.2f}, {ratio:.2f}]" for ratio in (1.2, 1.2, 0.8)
         ],
-        "Vanilla (autoregressive)": ["1.00x"] * 3,
+        "Vanilla (autoregressive)": [""] * 3,
     }
-    assert work[2][0] == fixed and re.fullmatch(r"2\.00 \(1\d\.\d\)", work[2][1])
-    assert {row[0]: row[1:] for row in held[2:]} == {
-        **dict.fromkeys((row[0] for row in speed[2:]), ["-"] * 3),
-        fixed: ["1.5"] * 3,
-        auto: ["-", "-", "1.5"],
-    }
+    assert work[2][0] == fixed and work[2][1].startswith("2.00, ")
+    plain = dict((row[0], row[1:]) for row in work)["Vanilla (autoregressive)"]
+    assert re.fullmatch(r"\d\.\d\d \(\d+\.\d tokens/s\)", plain[0])
+    held = {row[0]: row[4] for row in work[2:]}
+    assert held == dict.fromkeys(ratios, "-") | {fixed: "1.5", auto: "1.5"}
     assert [row[:3] for row in fastest[2:]] == [
         ["8 nodes", fixed, "Token Recycling, averaged rows (ours)"],
         ["16 nodes", fixed, "Token Recycling, averaged rows (ours)"],
@@ -295,10 +295,19 @@ def test_kinds_of_text_are_columns_too(tmp_path: Path) -> None:
         shutil.rmtree(folder / size)
     pack(folder, tmp_path / "texts.tar.xz")
     text = with_tables(_page("nodes", "texts.tar.xz"), tmp_path)
-    for table in TABLE.findall(text)[:3]:
-        titles = [cell.strip() for cell in table.splitlines()[0].split("|")[2:-1]]
-        assert titles == ["code, 8 nodes", "code, defaults", "maths, 8 nodes", "maths, defaults"]
+    titles = [cell.strip() for cell in TABLE.findall(text)[0].splitlines()[0].split("|")[2:-2]]
+    assert titles == ["code, 8 nodes", "code, defaults", "maths, 8 nodes", "maths, defaults"]
     assert "threads, code, 8 nodes; code, defaults; maths, 8 nodes; maths, defaults: 8" in text
+    text = with_tables(_page("tokens", "texts.tar.xz"), tmp_path)
+    header, _, *rows = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in TABLE.findall(text)[0].splitlines()
+    )
+    assert header[1:] == [
+        f"Demo model, 7M, float32, 2 threads, {kind}, 8 nodes" for kind in ("code", "maths")
+    ]
+    assert rows[0] == ["Hybrid, a fixed number of drafted tokens", "2.00", "2.00"]
+    assert "Noise" not in text and "unsteady" not in text
 
 
 def test_folders_that_are_no_sizes_are_refused(tmp_path: Path) -> None:
