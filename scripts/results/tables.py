@@ -171,7 +171,7 @@ def tokens(packs: Sequence[Path]) -> str:
         sizes = _sizes(pack)
         least = next(iter(sizes)).rpartition(", ")[2]
         for size, group in sizes.items():
-            if size.endswith(least):
+            if size.rpartition(", ")[2] == least:
                 columns[title := f"{_column(group)}, {size}"] = {
                     _line(row.entry, sizes): _mat(row) for row in group.rows
                 }
