@@ -17,6 +17,7 @@ from model.backends.proofs.self_test import self_test
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 from model.engine.drafter import Drafter
+from model.engine.tree import DraftTree
 from model.methods import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
 from tests.model.families.families import FAMILIES
@@ -173,3 +174,12 @@ def random_ids(length: int, seed: int = 0, vocab_size: int = VOCAB) -> list[int]
     """Return random token ids, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (length,), generator=generator).tolist()
+
+
+def drafted_paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Return the tokens of every drafted node's path, without the root, in the order of nodes."""
+    tokens = tree.token_ids.tolist()
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens[1:], tree.topology.parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]

@@ -17,6 +17,7 @@ import torch
 from model.engine.budget import DraftBudget
 from model.methods.rest.datastore import Datastore
 from model.methods.rest.drafter import RestConfig, RestDrafter
+from tests.model.decoded import drafted_paths
 
 CPU = torch.device("cpu")
 VOCAB = 100
@@ -34,12 +35,8 @@ def draft(
 ) -> list[tuple[int, ...]]:
     """Return the drafted nodes as paths of tokens."""
     tree = rest.propose(text, budget or DraftBudget(1000))
-    tokens = tree.token_ids.tolist()
-    assert tokens[0] == text[-1]
-    paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens[1:], tree.topology.parents[1:], strict=True):
-        paths.append((*paths[parent], token))
-    return paths[1:]
+    assert tree.token_ids[0] == text[-1]
+    return drafted_paths(tree)
 
 
 def slow_paths(

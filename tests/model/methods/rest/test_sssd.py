@@ -15,6 +15,7 @@ import torch
 from model.engine.budget import CostCurve, DraftBudget
 from model.methods.rest.datastore import Datastore
 from model.methods.rest.sssd import SssdConfig, SssdDrafter
+from tests.model.decoded import drafted_paths
 
 CPU = torch.device("cpu")
 VOCAB = 40
@@ -38,12 +39,8 @@ def paths_of(
 ) -> list[tuple[int, ...]]:
     """Return the drafted nodes as paths of tokens."""
     tree = drafter.propose(text, budget)
-    tokens = tree.token_ids.tolist()
-    assert tokens[0] == text[-1]
-    paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens[1:], tree.topology.parents[1:], strict=True):
-        paths.append((*paths[parent], token))
-    return paths[1:]
+    assert tree.token_ids[0] == text[-1]
+    return drafted_paths(tree)
 
 
 def test_a_text_drafts_what_followed_its_longest_ends_first(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from model.methods.heads.hydra.drafter import (
     write_hydra,
 )
 from model.methods.heads.layers import HeadShape
-from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.decoded import drafted_paths, drafter_for, random_ids, referee, target_of
 from tests.model.families.family import VOCAB
 
 LLAMA = "Llama, grouped heads"
@@ -38,9 +38,7 @@ SIZE = 32
 
 def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
     """Return the tokens of every node's path, without the root."""
-    topology, tokens = tree.topology, tree.token_ids.tolist()
-    paths = [topology.path_to(node)[1:] for node in range(1, topology.num_nodes)]
-    return {tuple(tokens[node] for node in path) for path in paths}
+    return set(drafted_paths(tree))
 
 
 def published(folder: Path, target: TargetModel, num_layers: int = 1) -> dict[str, torch.Tensor]:

@@ -26,7 +26,14 @@ from model.methods.heads.medusa.drafter import (
     MedusaShape,
     write_medusa,
 )
-from tests.model.decoded import drafter_for, heads_folder, random_ids, referee, target_of
+from tests.model.decoded import (
+    drafted_paths,
+    drafter_for,
+    heads_folder,
+    random_ids,
+    referee,
+    target_of,
+)
 from tests.model.families.family import VOCAB
 
 LLAMA = "Llama, grouped heads"
@@ -38,9 +45,7 @@ SMALL = LlamaConfig(vocab_size=VOCAB, hidden_size=16, num_attention_heads=2)
 
 def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
     """Return the tokens of every node's path, without the root."""
-    topology, tokens = tree.topology, tree.token_ids.tolist()
-    paths = [topology.path_to(node)[1:] for node in range(1, topology.num_nodes)]
-    return {tuple(tokens[node] for node in path) for path in paths}
+    return set(drafted_paths(tree))
 
 
 def published(folder: Path, num_heads: int, num_layers: int = 1) -> dict[str, torch.Tensor]:
