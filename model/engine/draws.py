@@ -72,7 +72,7 @@ def draw_among(
     Sources: speculative sampling, arXiv 2302.01318 and 2211.17192; several children, none twice: Z. Chen et
     al., Sequoia, arXiv 2402.12374, section 3.2.
     """
-    left = rule.probabilities(logits, prefix)[0]  # p [V]
+    left = rule.probabilities(logits, prefix)  # p [V]
     proposed = _spread(drawn, left)  # q [V]
     numbers = rule.uniform(len(children), left.device)
     for token, number in zip(children, numbers, strict=True):
@@ -110,7 +110,7 @@ def draw_along(
     numbers = rule.uniform(count, logits.device).tolist()
     left = logits[0]
     for place in range(count + 1):
-        own = rule.probabilities(logits[place], [*prefix, *tokens[:place]])[0]
+        own = rule.probabilities(logits[place], [*prefix, *tokens[:place]])
         if place == count:
             excess, chance = own, share
         else:
@@ -125,9 +125,7 @@ def draw_along(
         if place < count:
             token = tokens[place]
             share = min(1.0, share * float(own[token] / proposed[token]))
-            if (
-                not share
-            ):  # such as a token that a grammar forbids: nothing is asked about what follows it
+            if not share:  # such as a token that a grammar forbids: what follows it is not asked
                 break
     return [*tokens[:accepted], rule.draw(left / left.sum())]
 

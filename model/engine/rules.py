@@ -89,15 +89,15 @@ class SamplingRule:
 
     def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
         """Return one draw; ties do not matter for draws."""
-        return self.draw(self.probabilities(logits, prefix)[0])
+        return self.draw(self.probabilities(logits, prefix))
 
     def draw(self, probabilities: torch.Tensor) -> int:
         """Return one draw from a distribution [V]."""
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
     def probabilities(self, logits: torch.Tensor, prefix: Sequence[int]) -> torch.Tensor:
-        """Return the processed distribution [1, V] of the token after a prefix, for logits [V]."""
-        probabilities = _processed(self.processors, logits, prefix).softmax(dim=-1)
+        """Return the processed distribution [V] of the token after a prefix, for logits [V]."""
+        probabilities = _processed(self.processors, logits, prefix).softmax(dim=-1)[0]
         if probabilities.isnan().any():
             raise ValueError(
                 "logits_processors: left no token to draw, or one of score inf; allowed: numbers and -inf"

@@ -11,6 +11,7 @@ Shapes: B texts, T tokens, A blocks of a text, b rows of a block, D hidden size,
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +44,7 @@ class BlockTrainer(NetworkTrainer):
         outputs = tuple(sorted({0, count // 2, max(0, count - 2)}))
         vocab_size = model.get_output_embeddings().weight.shape[0]
         shape = BlockShape(
-            **{name: getattr(HeadShape.of_config(config), name) for name in HeadShape.__slots__},
+            **asdict(HeadShape.of_config(config)),
             num_layers=options.num_layers,
             vocab_size=vocab_size,
             draft_vocab_size=vocab_size,

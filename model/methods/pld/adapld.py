@@ -55,9 +55,8 @@ class AdaPldDrafter(Drafter):
         self._text: list[int] = []
         # n-gram -> where its continuations start
         self._places: dict[tuple[int, ...], list[int]] = {}
-        self._rows: dict[
-            int, Sequence[int]
-        ] = {}  # likeliest tokens after each token when it was last read
+        # Likeliest tokens after each token when it was last read.
+        self._rows: dict[int, Sequence[int]] = {}
         self._states = torch.empty(0, 0)  # of all tokens but the last, of length 1; room for more
         self._num_states = 0
         self._append(prompt_ids)
@@ -102,9 +101,8 @@ class AdaPldDrafter(Drafter):
                 return found
         if len(likeness) < 2:
             return []
-        start = (
-            max(range(len(likeness) - 1), key=likeness.__getitem__) + 2
-        )  # the root's like is between
+        likest = max(range(len(likeness) - 1), key=likeness.__getitem__)
+        start = likest + 2  # the root's like is between
         return text[start : start + length]
 
     def _after(self, ngram: tuple[int, ...], likeness: Sequence[float], length: int) -> list[int]:

@@ -60,6 +60,9 @@ class NgramRows:
             }
             ranked = sorted(mean, key=mean.__getitem__, reverse=True)[: self._k]
             self._rows[context] = Row(count + 1, {token: mean[token] for token in ranked})
+        self._make_room()
+
+    def _make_room(self) -> None:
         while len(self._rows) > self._most:
             del self._rows[next(iter(self._rows))]
 
@@ -105,8 +108,7 @@ class NgramRows:
             known = zip(row[self._longest :], of_row, strict=True)
             found = {token: chance for token, chance in known if token != NO_TOKEN}
             self._rows[context] = Row(count, found)
-        while len(self._rows) > self._most:
-            del self._rows[next(iter(self._rows))]
+        self._make_room()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def test_drawn_children_leave_the_distribution_as_it_is(
     drawn = Drawn([4, 0, 2, 3], [0.4, 0.3, 0.2, 0.1])
     rule = SamplingRule(processors, torch.Generator().manual_seed(5))
     counts = Counter(chosen(rule, logits, drawn, num_children) for _ in range(8000))
-    exact = SamplingRule(processors).probabilities(logits, [0])[0].tolist()
+    exact = SamplingRule(processors).probabilities(logits, [0]).tolist()
     assert all(exact[token] > 0 for token in counts)
     seen = {token: share for token, share in enumerate(exact) if share > 0}
     found = stats.chisquare(
@@ -113,7 +113,7 @@ def test_a_drawn_chain_leaves_the_distribution_of_texts_as_it_is(
             (*done, token): chance * share
             for done, chance in exact.items()
             for token, share in enumerate(
-                rule.probabilities(table[done[-1] if done else 0], [0])[0].tolist()
+                rule.probabilities(table[done[-1] if done else 0], [0]).tolist()
             )
             if share > 0
         }

@@ -48,9 +48,8 @@ class BlockShape(HeadShape):
     mask_token: int
     # The states that are joined: outputs of the target's layers, -1 of its embedding.
     outputs_of: tuple[int, ...]
-    guesses_at_root: (
-        bool  # whether row i guesses the token after its place (DSpark), or the one at it
-    )
+    # Whether row i guesses the token after its place (DSpark), or the one at it.
+    guesses_at_root: bool
     has_head: bool  # whether it has an output head of its own
     markov_rank: int = 0  # r; 0: no Markov head
     has_confidence: bool = False
