@@ -145,6 +145,10 @@ def captured_graph(
 ) -> CapturedGraph:
     """Capture a call, which only launches kernels on a GPU, without executing it; it must have run once before.
 
+    A graph's products work in memory that cuBLAS keeps for a stream. Torch frees it for all streams where other
+    code of the process captures, such as `generate` with a static cache. So each capture takes its own, in the
+    graph's memory, and leaves none to others.
+
     `pool` is memory that is shared with other graphs, from `torch.cuda.graph_pool_handle`; None: its own.
 
     Raises:
@@ -153,8 +157,10 @@ def captured_graph(
     graph = torch.cuda.CUDAGraph()
     # Other threads may use the device meanwhile.
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.device(device), recording:
         output = call()
+    torch._C._cuda_clearCublasWorkspaces()
     return CapturedGraph(graph, output)
 
 

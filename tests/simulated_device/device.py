@@ -17,7 +17,7 @@ Not simulated: time, streams that overlap, choice of kernels, compiled code, dev
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from .double.accounts import Accounts, place
 from .double.checks import check_devices, check_same
 from .double.errors import CaptureError
-from .double.graph import Pool, Recording
+from .double.graph import Pool, Recording, Workspace
 from .double.guard import load_guard
 from .double.operations import COPIES, INDEXING, Operation, Traits, traits_of
 from .double.stand_ins import stand_ins
@@ -50,6 +50,7 @@ class SimulatedCuda(TorchDispatchMode):
         index: the current device.
         recording: the capture under way, if any.
         pools: the recordings of each pool of graphs, in the order of their capture.
+        workspace: that of products in the next capture; None: it takes its own.
     """
 
     is_simulated_device = True
@@ -60,6 +61,7 @@ class SimulatedCuda(TorchDispatchMode):
         self.accounts = Accounts()
         self.recording: Recording | None = None
         self.pools: dict[Pool | None, list[weakref.ref[Recording]]] = {}
+        self.workspace: Workspace | None = None
         self._transfers = Transfers()
         self._traits: dict[Any, Traits] = {}
         self._block = ExitStack()
@@ -81,6 +83,12 @@ class SimulatedCuda(TorchDispatchMode):
         """Leave torch as it was."""
         super().__exit__(*error)
         self._block.close()
+
+    def clear_workspaces(self) -> None:
+        """Free the memory of products."""
+        if self.workspace is not None:
+            self.workspace.is_freed = True
+        self.workspace = None
 
     def new_pool(self) -> Pool:
         """Return a pool of graphs that no one has."""
@@ -149,6 +157,18 @@ class SimulatedCuda(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             result = self._call(call, args, kwargs)
         return self._shown(result, tensors[0].device)
+
+    def run_written(self, name: str, call: Callable[..., None], tensors: Sequence[Any]) -> None:
+        """Run a kernel of ours, which may write to any of its tensors.
+
+        Raises:
+            DeviceMismatch: if its tensors are on two devices.
+        """
+        check_same(name, list(tensors))
+        self._launch(name)
+        held = [held_by(tensor) for tensor in tensors]
+        with torch._C._DisableTorchDispatch():
+            self._call(call, held, {}, held)
 
     def _on_host(self, operation: Operation) -> Any:
         """Run an operation of the CPU; what asks for pinned memory is marked."""

@@ -111,6 +111,18 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
     assert target.num_prepared == num_before, "graphs of an unchanged model were forgotten"
 
 
+def test_other_code_may_clear_the_memory_of_products(
+    target: GraphedTarget, on_cpu: TargetModel
+) -> None:
+    expected = decoded(on_cpu, PLD)
+    assert decoded(target, PLD) == expected
+    torch._C._cuda_clearCublasWorkspaces()  # as torch does where it captures graphs of its own
+    torch.cuda.empty_cache()
+    num_before = target.num_prepared
+    assert decoded(target, PLD) == expected
+    assert target.num_prepared == num_before
+
+
 @pytest.mark.parametrize(
     "setting",
     [setting for setting in SETTINGS if setting.runs_on("graphed")],

@@ -3,6 +3,9 @@
 A capture runs nothing: whatever is written to memory from before it is written back at its end. What the host
 knew, numbers and branches, is in the recording for good.
 
+A graph's products work in memory of cuBLAS's, which the first capture takes and later ones use too, until torch is
+told to clear it. That frees it for the graphs that did not take it: their replays end as on a GPU.
+
 Graphs of one pool share memory: what is free in one is used by graphs captured later. So a replay makes the
 results of later graphs of its pool garbage, as it may on a GPU.
 """
@@ -44,14 +47,24 @@ class _Kernel:
 
 
 @dataclass(eq=False)
+class Workspace:
+    """The memory in which products of captured calls work; whose capture took it."""
+
+    taken_by: Recording
+    is_freed: bool = False
+
+
+@dataclass(eq=False)
 class Recording:
     """The record of one capture.
 
     Attributes:
         num_kernels: launches on a GPU.
+        workspace: that of its products.
     """
 
     num_kernels: int = 0
+    workspace: Workspace | None = None
     _kernels: list[_Kernel] = field(default_factory=list)
     _before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(
         default_factory=dict
@@ -106,7 +119,13 @@ class Recording:
         self.spoil()
 
     def replay(self) -> None:
-        """Run all kernels."""
+        """Run all kernels.
+
+        Raises:
+            RuntimeError: if the memory of its products is no longer there.
+        """
+        if self.workspace and self.workspace.is_freed and self.workspace.taken_by is not self:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self._is_spoiled = False
         with torch._C._DisableTorchDispatch(), torch.inference_mode():
             for kernel in self._kernels:
@@ -155,7 +174,9 @@ class SimulatedGraph:
         if self._recording is not None or self._device.recording is not None:
             raise CaptureError("capture: begun within another, or for a graph that has one")
         self._pool = pool or self._device.new_pool()
-        self._device.recording = self._recording = Recording()
+        self._device.recording = self._recording = recording = Recording()
+        self._device.workspace = self._device.workspace or Workspace(recording)
+        recording.workspace = self._device.workspace
 
     def capture_end(self) -> None:
         """End the recording."""

@@ -35,6 +35,10 @@ def stand_ins(device: Any) -> Iterator[None]:
 
         patch = mock.patch.object(torch._C, has_kernel.__name__, has_kernel_here)
         block.enter_context(patch)
+        clear = mock.patch.object(
+            torch._C, "_cuda_clearCublasWorkspaces", device.clear_workspaces, create=True
+        )
+        block.enter_context(clear)
         # torch.tensor makes numbers on the CPU and copies them by an operation that modes see.
         block.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
