@@ -7,6 +7,7 @@ depends on the clock, and measured ones go to a temporary folder. Random numbers
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from tests.hang import HANG
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
 
 TESTS = Path(__file__).parent
+# Kernels for a GPU run by an interpreter where there is none; read when Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # What the markers `quick` and `slow` name: files and folders of tests.
 QUICK = (
     # loop, trees, verification, cache; every method once on one family, with its laws

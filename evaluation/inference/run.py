@@ -199,7 +199,8 @@ def _answer(runs: Sequence[Sequence[Plan]], save_matrix: Path | None, load: Load
         num_done += num_left
         for plan, answerer, _ in entries:
             if isinstance(answerer, MethodAnswerer):
-                plan.log.note(held_bytes=held_bytes(answerer.drafter, apart_from=answerer.target))
+                held = held_bytes(answerer.drafter, apart_from=answerer.target)
+                plan.log.note(held_bytes=held, kernel_names=answerer.target.kernel_names)
                 if save_matrix:
                     write_memory(answerer.drafter, save_matrix, plan.model.tokenizer)
         entries.clear()  # processes of other programs end before those of the next run begin

@@ -32,6 +32,7 @@ from ..kernels.measured_attention import ROWS
 from ..kernels.registered_attention import without_cudnn
 from ..machine.hardware import uploaded
 from ..machine.own_forwards import attending
+from .fused.fused_pass import FusedPass
 from .passes.cache import TreeCache
 from .passes.loaded_model import LoadedModel
 from .passes.masks import Masks
@@ -122,6 +123,10 @@ class PassShapes:
     def replayed(self, storage: Any, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call over the rows of a storage; what may replay it tells it by its key."""
         return call()
+
+    def fused_for(self, topology: TreeTopology, base: int) -> FusedPass | None:
+        """Return the fused passes that may read a draft after `base` rows; None: the stock model reads it."""
+        return None
 
     def stored(self, storage: Any, logits: torch.Tensor) -> torch.Tensor:
         """Return a pass's logits where later calls over this storage may read them."""

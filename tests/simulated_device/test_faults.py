@@ -68,7 +68,7 @@ def test_the_length_of_the_text_as_a_number_in_the_pass(
     logits_of = device_step.logits_of
 
     def at_number(target: TargetModel, *given: Any) -> torch.Tensor:
-        start = given[-1].start
+        start = given[3].start
         number = int(start.held)  # which the host knows
         with mock.patch.object(StaticView, "start", torch.full_like(start, number)):
             return logits_of(target, *given)

@@ -26,10 +26,13 @@ from ...engine.tree import DraftTree, TreeTopology
 from ...engine.verification import Acceptance, accepted_walk, check_finite
 from ...kernels.operations import top_k
 from ...machine.hardware import downloaded, uploaded, write
+from ..fused.fused_pass import FusedPass
 from ..passes.slot_passes import masks_of_slots, run_batch
 from ..passes.static_cache import GraphCache, StaticView
 from ..target import TargetModel
 from .captured import length_bucket
+
+NO_LAST_ROW = 2**31 - 1  # a storage has room for a padded tree
 
 
 class StepNumbers(NamedTuple):
@@ -125,13 +128,14 @@ class StaticDeviceStep:
         cache.flush()
         view = cache.storage.view(length_bucket(cache.length + num_padded))
         self.shapes.add((num_padded, view.num_rows))
+        fused = self._target.fused_for(self.topology, cache.length)
 
         def step() -> torch.Tensor:
             view.start.copy_(self._start)
             with self._target.kernels(num_padded):
-                return self._step(view)
+                return self._step(view, fused)
 
-        key = (self, num_padded, view.num_rows)
+        key = (self, num_padded, view.num_rows, fused)
         joined: torch.Tensor = self._target.replayed(cache.storage, key, step)
         acceptance = self._acceptance(StepNumbers.split(downloaded(joined)), max_tokens)
         cache.append(len(acceptance.path))
@@ -145,13 +149,14 @@ class StaticDeviceStep:
         cache.keep(length, ())
         undo()
 
-    def _step(self, view: StaticView) -> torch.Tensor:
+    def _step(self, view: StaticView, fused: FusedPass | None) -> torch.Tensor:
         """Return a `StepNumbers` as one tensor, int32 [N, 5]."""
         target, drafting = self._target, self._drafting
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
         padded = torch.nn.functional.pad(token_ids, (0, num_padded - num_nodes))
-        logits = logits_of(target, padded, self._padded_depths, self._padded_sees, view)
+        nodes = (padded, self._padded_depths, self._padded_sees)
+        logits = logits_of(target, *nodes, view, fused)
         logits = logits[:num_nodes]
         count = min(max(drafting.num_candidates, 2), logits.shape[1])
         values, candidates = top_k(logits, count)  # [N, k], [N, k]
@@ -197,10 +202,17 @@ def logits_of(
     depths: torch.Tensor,
     sees: torch.Tensor,
     view: StaticView,
+    fused: FusedPass | None,
 ) -> torch.Tensor:
-    """Return the logits [P, V] of a padded tree: token ids and depths [P], which nodes each sees [1, P, P]."""
-    view.rows.begin(len(token_ids))
+    """Return the logits [P, V] of a padded tree: token ids and depths [P], which nodes each sees [1, P, P].
+
+    Without a fused pass the stock model reads it.
+    """
     starts = view.start[None]
+    if fused:
+        nodes = (token_ids[None], depths[None], sees)
+        return fused.logits(*nodes, starts, starts, view.layers, NO_LAST_ROW, target.capturing)
+    view.rows.begin(len(token_ids))
     positions = (depths + starts)[None]
     masks = masks_of_slots(target.masks, sees, starts, positions, view.num_rows, target.dtype)
     rows = view.rows.next(len(token_ids))

@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,8 +27,10 @@ from transformers import PreTrainedModel
 from ...engine.backend import PromptChunk
 from ...engine.drafter import DeviceDrafting
 from ...engine.read_out import USUAL_CANDIDATES, ReadOut, joined_read_out, read_out, split_read_out
-from ...engine.tree import DraftTree
+from ...engine.tree import DraftTree, TreeTopology
 from ...machine.hardware import downloaded
+from ..fused.fused_pass import FusedPass
+from ..fused.proof import fused_pass, why_unavailable
 from ..passes.cache import TreeCache
 from ..passes.hidden import HiddenStates
 from ..passes.slot_passes import SlotPasses
@@ -118,6 +121,35 @@ class GraphedTarget(TargetModel):
         self._hidden_kinds: set[tuple[int, ...]] = set()
         self._num_prepared, self._seconds = 0, 0.0
         self._is_trial = False
+        self._find_fused()
+
+    def _find_fused(self) -> None:
+        """Find the fused passes of the model; without them the stock model's kernels are captured."""
+        self.fused: FusedPass | None = None
+        self.why_not_fused = why_unavailable(self.device)
+        if not self.use_kernels or self._has_hooks or self.why_not_fused:
+            return
+        try:
+            self.fused = fused_pass(self)
+        # A model's own code, and a compiler, may raise anything.
+        except Exception as error:
+            self.why_not_fused = (str(error).splitlines() or [type(error).__name__])[0]
+        logger.info("passes: %s", self.fused.name if self.fused else f"stock, {self.why_not_fused}")
+        self.snapshot = ModelSnapshot(self.model)  # with merged weights
+
+    def fused_for(self, topology: TreeTopology, base: int) -> FusedPass | None:
+        is_off = not self.use_kernels or self._has_hooks or self.is_in_reference
+        if self.fused is None or is_off or not self.fused.takes(topology, base):
+            return None
+        return self.fused
+
+    @property
+    def has_kernels(self) -> bool:
+        return super().has_kernels or (self.use_kernels and self.fused is not None)
+
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        return super().kernel_names | {"passes": self.fused.name if self.fused else "stock"}
 
     def like(self, model: PreTrainedModel) -> TargetModel:
         """Return a target of another model, with graphs where it can be captured."""
@@ -189,9 +221,13 @@ class GraphedTarget(TargetModel):
         return passes
 
     def _use(self, snapshot: ModelSnapshot) -> None:
-        if snapshot.addresses != self.snapshot.addresses:
-            self._passes.clear()  # graphs hold addresses
+        is_elsewhere = snapshot.addresses != self.snapshot.addresses
         super()._use(snapshot)
+        if is_elsewhere:
+            self._passes.clear()  # graphs hold addresses
+            code = self.snapshot.code
+            self._find_fused()
+            self.snapshot.code = code
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
@@ -211,8 +247,10 @@ class GraphedTarget(TargetModel):
         view = cache.storage.view(min(length, cache.storage.num_rows))  # a slot has any number
         self._shapes.add((num_padded, view.num_rows))
         hidden = self.capturing
-        key = (num_padded, view.num_rows, hidden and hidden.wanted)
-        rows = self.replayed(cache.storage, key, lambda: self._pass(passes, inputs, view, hidden))
+        fused = self.fused_for(tree.topology, cache.length)
+        key = (num_padded, view.num_rows, hidden and hidden.wanted, fused)
+        call = partial(self._pass, passes, inputs, view, hidden, fused)
+        rows = self.replayed(cache.storage, key, call)
         cache.append(num_nodes)
         if hidden:
             self._hidden_kinds.add(hidden.wanted)
@@ -337,14 +375,20 @@ class GraphedTarget(TargetModel):
                 self.read_out(cache, tree, logits, *kind)
 
     def _pass(
-        self, passes: Passes, inputs: PassInputs, view: StaticView, hidden: HiddenStates | None
+        self,
+        passes: Passes,
+        inputs: PassInputs,
+        view: StaticView,
+        hidden: HiddenStates | None,
+        fused: FusedPass | None,
     ) -> dict[int, torch.Tensor]:
         """Run a pass over P nodes: leave its logits in their place, and return its hidden states by layer."""
         numbers = inputs.numbers()
         view.start.copy_(numbers.starts[0])
         view.move(numbers.sources, numbers.targets)
+        nodes = (numbers.token_ids[0], numbers.depths[0], inputs.sees)
         with self.kernels(inputs.num_padded):
-            logits = logits_of(self, numbers.token_ids[0], numbers.depths[0], inputs.sees, view)
+            logits = logits_of(self, *nodes, view, fused)
         passes.keep_logits(logits)
         return hidden.pop() if hidden else {}
 

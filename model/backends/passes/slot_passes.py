@@ -20,6 +20,7 @@ from ...engine.batch import SharedPass
 from ...engine.read_out import ReadOut, joined_read_out, split_read_out
 from ...engine.tree import DraftTree
 from ...machine.hardware import downloaded
+from ..fused.fused_pass import FusedPass
 from ..target import TargetModel
 from .cache import TreeCache
 from .hidden import HiddenStates
@@ -95,9 +96,11 @@ class SlotPasses:
         probes = probes_of_sequences(
             {cache.index: tree for tree, cache in pairs}, shape.num_sequences
         )
-        key = (shape, hidden and hidden.wanted)
+        found = {self._target.fused_for(tree.topology, cache.length) for tree, cache in pairs}
+        fused = found.pop() if len(found) == 1 and probes is None else None
+        key = (shape, hidden and hidden.wanted, fused)
         done: Computed = self._target.replayed(
-            slots.storage, key, lambda: self._computed(shape, hidden, probes)
+            slots.storage, key, lambda: self._computed(shape, hidden, probes, fused)
         )
         for tree, cache in pairs:
             cache.append(tree.topology.num_nodes)
@@ -143,7 +146,11 @@ class SlotPasses:
         return PassShape(num_sequences, num_nodes, min(num_rows, self.slots.num_rows))
 
     def _computed(
-        self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
+        self,
+        shape: PassShape,
+        hidden: HiddenStates | None,
+        probes: torch.Tensor | None,
+        fused: FusedPass | None,
     ) -> Computed:
         """Run a pass over the uploaded inputs; it captures hidden states, and reads probes [B, 1, D]."""
         target, slots = self._target, self.slots
@@ -151,6 +158,11 @@ class SlotPasses:
         view = slots.view(shape.num_sequences, shape.num_rows)
         numbers = inputs.numbers()
         slots.move(numbers.sources, numbers.targets)
+        if fused:
+            nodes = (numbers.token_ids, numbers.depths, inputs.sees)
+            starts, last_row = (numbers.starts, numbers.bases), slots.num_rows - 1
+            logits = fused.logits(*nodes, *starts, view.layers, last_row, hidden)
+            return Computed(target.stored(slots.storage, logits), hidden.pop() if hidden else {})
         view.rows.begin(numbers.starts, shape.num_nodes)
         positions = numbers.depths + numbers.bases[:, None]  # [B, N]
         masks = masks_of_slots(

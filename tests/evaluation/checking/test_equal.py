@@ -103,6 +103,22 @@ def test_first_differing_token(tmp_path: Path, capsys: Capture) -> None:
     assert (first["unit"], first["position"]) == ("token", 6)
 
 
+def test_a_difference_between_passes_with_the_same_bits_is_a_bug(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    for names, is_said in (
+        (("fused, same bits", "fused, same bits"), True),
+        (("fused, same bits", "fused, 3 drafts by the stock model"), False),
+        (("fused, same bits", None), False),
+    ):
+        for file, name in zip("ab", names, strict=True):
+            meta = {"method": "vanilla", "kernel_names": {"passes": name}}
+            (tmp_path / f"{file}.meta.json").write_text(json.dumps(meta))
+        _, text, _ = _run(tmp_path, _rows(True), _rows(True), capsys)
+        line = "Both have passes with the same bits for every node: a difference is a bug"
+        assert (line in text) == is_said
+
+
 def test_an_answer_that_ends_early(tmp_path: Path, capsys: Capture) -> None:
     other = _rows(True)
     del other[0]["choices"][0]["token_ids"][0][3:]

@@ -1,0 +1,1 @@
+"""Passes of a decoder on a GPU in nine kernels a layer, with the same bits for every row."""

@@ -1,0 +1,1 @@
+"""Fused passes, run by Triton's interpreter on a CPU."""
