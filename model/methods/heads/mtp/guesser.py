@@ -9,6 +9,9 @@ Rows of the text are read once each, as soon as the tokens that they join are kn
 tokens, and are dropped after it. Where a draft is longer than there are layers, the last layer goes on with its own
 state, as inference servers run modules of one layer.
 
+Qwen3-Next and Qwen3.5 ship a layer under the names of Mellum's, which transformers leaves out even in `generate`.
+It is told how many there are, and that they attend to the whole text.
+
 Sources: F. Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv 2412.19437, section 2.2.
 
 Shapes: L layers, T tokens of the text, C of them in a chunk, n rows, D hidden size, V vocabulary.
@@ -37,9 +40,15 @@ FIRST_VERSION = "5.23"  # of transformers, whose layers these are
 DEPTH, WIDTH = 6, 10
 
 
+# What configs of Qwen3-Next and of Qwen3.5 call the number of layers.
+COUNTS = {"qwen3_next": "num_nextn_predict_layers"} | dict.fromkeys(
+    ("qwen3_5_text", "qwen3_5_moe_text"), "mtp_num_hidden_layers"
+)
+
+
 def check_mtp(config: Any) -> None:
     """Raise ValueError if a model with this text config ships no MTP layers, or transformers runs none."""
-    if not getattr(config, "num_mtp_layers", None):
+    if not getattr(config, "num_mtp_layers", None) and not _more_layers(config):
         raise ValueError(
             f"head mtp: model type {config.model_type} has no MTP layers that transformers knows (num_mtp_layers); "
             "give a model that ships some, or trained heads"
@@ -163,7 +172,8 @@ def _load(target: TargetModel) -> Any:
     place = target.model.config.name_or_path
     try:
         with torch.inference_mode(mode=False):
-            model = mtp_class.from_pretrained(target.model, device_map={"": target.device})
+            main = _counted(target.model)
+            model = mtp_class.from_pretrained(main, device_map={"": target.device})
     # transformers raises many types of errors for layers that are missing or unknown.
     except Exception as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -171,6 +181,24 @@ def _load(target: TargetModel) -> Any:
     # The model's own frequencies may follow the longest text that they have seen.
     model.rotary_emb = deepcopy(model.rotary_emb)
     return model.eval().requires_grad_(False)
+
+
+def _more_layers(config: Any) -> int:
+    """Return how many layers a checkpoint ships that transformers knows nothing of."""
+    found = getattr(config, COUNTS.get(config.model_type, ""), None)
+    return found if type(found) is int else 0
+
+
+def _counted(model: Any) -> Any:
+    """Return the model, or one with its modules whose config says how many layers it ships."""
+    count = _more_layers(model.config.get_text_config(decoder=True))
+    if not count:
+        return model
+    model = copy(model)
+    model.config = deepcopy(model.config)
+    config = model.config.get_text_config(decoder=True)
+    config.num_mtp_layers, config.mtp_layer_types = count, ["full_attention"] * count
+    return model
 
 
 class MtpGuesser(StateReader[MtpText]):

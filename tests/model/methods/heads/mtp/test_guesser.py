@@ -6,11 +6,13 @@ Run: pytest tests/model/methods/heads/mtp/test_guesser.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +22,7 @@ from model.engine.loop import generate
 from model.methods.heads.mtp import guesser
 from model.methods.heads.mtp.guesser import DEPTH, WIDTH, MtpGuesser, MtpText, check_mtp
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
-from tests.model.decoded import random_ids, referee, target_of
+from tests.model.decoded import known, random_ids, referee, target_of
 from tests.model.families.families_with_trees import LATENT, MIXED_LAYERS, MOE, ROUTED
 from tests.model.families.family import VOCAB, WEIGHT_STD, Family
 
@@ -66,11 +68,15 @@ def random_mtp(model: Any, num_layers: int) -> Any:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model whose checkpoint ships an MTP layer under its published names."""
-    folder = tmp_path_factory.mktemp("mellum")
-    model = MELLUM.build()
+    return shipped(tmp_path_factory.mktemp("mellum"), MELLUM)
+
+
+def shipped(folder: Path, family: Family) -> Path:
+    """Write a model of a family with an MTP layer."""
+    model = family.build()
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    for name, tensor in random_mtp(model, 1).state_dict().items():
+    for name, tensor in random_mtp(guesser._counted(model), 1).state_dict().items():
         if name.startswith("layers."):
             stem, _, part = name.rpartition(".")
             published = PUBLISHED.get(stem, f"mtp.{stem}").replace(".mtp_block", "")
@@ -206,3 +212,21 @@ def test_what_ships_no_layers_is_refused(target: TargetModel, tmp_path: Path) ->
     bare = TargetModel(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
     with pytest.raises(ValueError, match=r"head mtp: the layers of .* cannot be loaded: .*missing"):
         MtpGuesser(VOCAB, CPU).for_target(bare)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE"])
+def test_layers_that_transformers_leaves_out_are_read(name: str, tmp_path: Path) -> None:
+    family = known(name)
+    config = getattr(transformers, family.config)
+    options = {**family.options, guesser.COUNTS[config.model_type]: 1}
+    folder = shipped(tmp_path, replace(family, options=options))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    target = TargetModel(model)
+    drafter = with_mtp(target)
+    found = generate(target, drafter, PROMPT, max_new_tokens=24)
+    assert found.token_ids == referee(target, PROMPT, 24)
+    assert "guide" in {one for step in found.steps for one in (step.tree.sources or ())}
+    own = load_file(folder / "model.safetensors")
+    layer = drafter._head._text._model.layers[0]  # type: ignore[attr-defined]
+    assert torch.equal(layer.eh_proj.weight, own["mtp.fc.weight"])
+    assert not hasattr(model.config, "num_mtp_layers"), "the model's own config stays as it is"
