@@ -85,6 +85,9 @@ class Guesser(Drafter):
         """
         return None
 
+    def prepare_guesses(self, num_tokens: int) -> None:
+        """Prepare guesses after sequences of up to `num_tokens` tokens: no later one captures a graph."""
+
 
 def tree_library(source: Path, what: str) -> Path:
     """Return the file of a library that grows trees, built if needed; `what` and errors as of `built`."""

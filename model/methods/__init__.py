@@ -47,6 +47,7 @@ BUILT_IN: dict[str, str] = {
     "eagle": ".heads.eagle.drafter:EagleDrafter",
     "eagle2": ".heads.eagle.drafter:Eagle2Drafter",
     "eagle3": ".heads.eagle.drafter:Eagle3Drafter",
+    "peagle": ".heads.eagle.parallel:PEagleDrafter",
     "dflash": ".heads.block.drafter:DFlashDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
@@ -76,6 +77,7 @@ MethodName = Literal[
     "eagle",
     "eagle2",
     "eagle3",
+    "peagle",
     "dflash",
     "hybrid",
 ]  # of `BUILT_IN`, for editors

@@ -5,8 +5,8 @@ Shapes: C tokens in a chunk, D width of the hidden states, p nodes with children
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -18,9 +18,11 @@ from ...backends.passes.hidden import FINAL
 from ...backends.target import TargetModel
 from ...budget.best_first import Guesser
 from ...budget.tree_template import TreeTemplate, read_rank_paths
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...machine.hardware import Kept, uploaded
 from .head_files import HeadFiles
+from .replayed import MOST_REPLAYED, TIMES, ReplayedCalls, ReplayedRows
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
@@ -60,7 +62,7 @@ def levels_of(tree: TreeTemplate, device: torch.device) -> list[GuessLevel]:
 
 
 # The rows of one text: `clear`, `sibling` (another text, for the same weights) and `read`, which takes a chunk:
-# hidden states [C, D], and the token after each of them.
+# hidden states [C, D], and the token after each of them. `fixed`: its rows where passes are replayed, or None.
 Text = TypeVar("Text", bound=Any)
 
 
@@ -98,6 +100,30 @@ class StateReader(Guesser, Generic[Text]):
 
     def _text_of(self, target: TargetModel) -> Text:
         raise NotImplementedError
+
+    def prepare(self, target: TargetModel, num_tokens: int) -> None:
+        self._prepare(num_tokens, self.propose)
+        super().prepare(target, num_tokens)  # what is captured after this is late
+
+    def prepare_guesses(self, num_tokens: int) -> None:
+        self._prepare(num_tokens, self.guesses)
+
+    @torch.inference_mode()
+    def _prepare(self, num_tokens: int, draft: Callable[..., object]) -> None:
+        """Capture what is read of texts, and drafted after them, where passes are replayed."""
+        rows: ReplayedRows | None = getattr(self._text, "fixed", None)
+        if rows is None or self._target is None:
+            return
+        width = len(self.needs.hidden_layers) * (self.needs.hidden_size or 0)
+        hidden = torch.zeros(
+            MOST_REPLAYED, width, dtype=self._target.dtype, device=self._target.device
+        )
+
+        def read(count: int) -> None:
+            assert self._text is not None
+            self._text.read([0] * count, hidden[:count])
+
+        rows.prepare(num_tokens, read, partial(draft, [0], DraftBudget(MAX_DRAFT)))
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._prompt_ids, self._num_read, self._unread = prompt_ids, 0, []
@@ -167,6 +193,8 @@ class StaticHeadDrafter(HeadDrafter):
     """
 
     _heads: nn.Module | None = None
+    _target: TargetModel | None = None
+    _calls: ReplayedCalls | None = None
     _output: Any = None  # the target model's output head
 
     def _take(
@@ -189,8 +217,30 @@ class StaticHeadDrafter(HeadDrafter):
     def for_target(self, target: TargetModel) -> Drafter:
         """Load the heads in the target model's dtype, once; return this drafter."""
         self._heads = self._loaded.get(target.dtype, lambda: self._load(target))
+        if self._calls is None or self._target is not target:
+            self._calls, self._target = ReplayedCalls(target), target
         self._output = target.model.get_output_embeddings()
         return self
+
+    def prepare(self, target: TargetModel, num_tokens: int) -> None:
+        if target.is_replayed:
+            self.prepare_drafts(num_tokens)
+        super().prepare(target, num_tokens)  # what is captured after this is late
+
+    def prepare_drafts(self, num_tokens: int) -> None:
+        """Capture what is read and drafted after texts of up to `num_tokens` tokens."""
+        assert self._target is not None
+        hidden = torch.zeros(
+            MOST_REPLAYED, self.needs.hidden_size or 0, dtype=self._target.dtype, device=self.device
+        )
+        self._prepare(num_tokens, hidden)
+        self.start([0])
+
+    def _prepare(self, num_tokens: int, hidden: torch.Tensor) -> None:
+        """Draft after states [n, D]; subclasses that keep rows of a text read them after texts of all lengths."""
+        for _ in range(TIMES):
+            self.observe_prompt_hidden([0], hidden[:1])
+            self.propose([0], DraftBudget(MAX_DRAFT))
 
     def _load(self, target: TargetModel) -> nn.Module:
         self.check_config(target.config)

@@ -42,7 +42,7 @@ from .tables import LONGEST_KEY
 
 MAX_DEPTH = 24
 # Methods whose heads can be one more source, and the name of the layers that the model's checkpoint ships itself.
-GUIDES = ("medusa", "eagle", "eagle2", "eagle3", "dflash")
+GUIDES = ("medusa", "eagle", "eagle2", "eagle3", "peagle", "dflash")
 SHIPPED = "mtp"
 
 
@@ -125,6 +125,10 @@ class HybridDrafter(CostAwareDrafter):
         self._head.for_target(target)
         self._take_needs()
         return super().for_target(target)
+
+    def prepare(self, target: TargetModel, num_tokens: int) -> None:
+        self._head.prepare_guesses(num_tokens)
+        super().prepare(target, num_tokens)  # what is captured after this is late
 
     def _take_needs(self) -> None:
         layers, size = self._head.needs.hidden_layers, self._head.needs.hidden_size

@@ -88,7 +88,7 @@ def test_blocks_in_training_are_those_of_drafting() -> None:
         assert block is not None
         logits = target.model.get_output_embeddings()(found[index])
         before = [tokens[root], *block.tokens[:-1]]
-        biases = torch.stack([network.bias(token) for token in before])
+        biases = torch.cat([network.bias(torch.tensor([token])) for token in before])
         assert (logits + biases).argmax(-1).tolist() == block.tokens
 
 

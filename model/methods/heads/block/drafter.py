@@ -11,7 +11,6 @@ Shapes: n rows of a text, B rows of a block, D hidden size, W layers that are jo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,8 @@ from ....machine.hardware import uploaded
 from ....options import Options, option
 from ..drafter import HeadDrafter, StateReader
 from ..head_files import called, check_embedding, required
-from ..layers import HeadRows, Projected
+from ..layers import Attend, HeadRows, Projected
+from ..replayed import ReplayedRows
 from .network import BlockNetwork, BlockShape, build_block, open_block, write_block
 
 # Likely tokens of a place that another drafter gets.
@@ -53,50 +53,93 @@ class BlockText:
         self._embedding = target.model.get_input_embeddings()
         own_head = network.lm_head if network.shape.has_head else None
         self._head = own_head or target.model.get_output_embeddings()
+        layers = (network.shape, target.dtype, network.shape.num_layers)
+        self.fixed = ReplayedRows(target, *layers) if target.is_replayed else None
+        with torch.inference_mode(False):
+            # The root of a replayed block.
+            self._root = torch.zeros(1, dtype=torch.long, device=target.device)
         self.clear()
 
     def clear(self) -> None:
         shape, target = self._network.shape, self._target
         self._rows = [HeadRows(shape, target.device, target.dtype) for _ in range(shape.num_layers)]
+        if self.fixed is not None:
+            self.fixed.num_read = 0
 
     def sibling(self) -> BlockText:
-        sibling = copy(self)
-        sibling.clear()
-        return sibling
+        return BlockText(self._network, self._target)
 
     def read(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         """Append rows: the target's states [n, W * D]; the token after each is not read."""
+        if self.fixed is not None:
+            self.fixed.read([0] * len(hidden), hidden, self._read_fixed)
+            return
         begin = self._rows[0].length
         positions = torch.arange(begin, begin + len(hidden), device=hidden.device)
         for rows, projected in zip(self._rows, self._network.read(hidden, positions), strict=True):
             rows.append(projected)
 
+    def _read_fixed(self, _: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+        assert self.fixed is not None
+        for layer, projected in enumerate(self._network.read(hidden, positions)):
+            self.fixed.keep(projected, layer)
+
     def block(self, root: int, width: int) -> Block | None:
         """Return what follows a root, with `width` likely tokens of each place; None after no text."""
-        network, begin, device = self._network, self._rows[0].length, self._target.device
-        if not begin:
+        fixed, device = self.fixed, self._target.device
+        if not (fixed.num_read if fixed else self._rows[0].length):
             return None
+        token = uploaded([root], device)
+        if fixed is None:
+            found = self._block(token, width)
+        else:
+            self._root.copy_(token)
+            found = fixed.replayed(("block", width), partial(self._block, self._root, width))
+        # One copy to the host.
+        rows = found.tolist()
+        likely = [[int(one) for one in row[1 : 1 + width]] for row in rows]
+        confidences = [row[0] for row in rows] if self._network.shape.has_confidence else None
+        return Block(
+            [row[0] for row in likely], likely, [row[1 + width :] for row in rows], confidences
+        )
+
+    def _block(self, root: torch.Tensor, width: int) -> torch.Tensor:
+        """Return confidence, likely tokens and their values of each guess after a root [1], [guesses, 1 + 2 k]."""
+        network, fixed, device = self._network, self.fixed, self._target.device
         size, mask = network.shape.block_size, network.shape.mask_token
-        token_ids = uploaded([root, *[mask] * (size - 1)], device)
-        positions = torch.arange(begin, begin + size, device=device)
-        attends = [partial(_attended, rows) for rows in self._rows]
+        token_ids = torch.cat((root, root.new_full((size - 1,), mask)))
+        begin: Any = fixed.start if fixed else self._rows[0].length
+        positions = torch.arange(size, device=device) + begin
+        attends: list[Attend]
+        if fixed is None:
+            attends = [partial(_attended, rows) for rows in self._rows]
+        else:
+            sees = torch.ones(size, size, dtype=torch.bool, device=device)
+            attends = [
+                partial(fixed.attend_drafted, drafted=[], sees=sees, layer=layer)
+                for layer in range(network.shape.num_layers)
+            ]
         states = network(called(self._embedding, token_ids).to(device), positions, attends)
         states = states[size - network.shape.num_guesses :]  # [guesses, D]
         logits = called(self._head, states).float()  # [guesses, Q]
-        width = min(width, logits.shape[1])
         if not network.shape.markov_rank:  # all guesses at once
             top = logits.log_softmax(dim=-1).topk(width, dim=-1)
-            likely, values = network.token_ids(top.indices).tolist(), top.values.tolist()
+            likely, values = network.token_ids(top.indices), top.values
         else:
-            likely, values, before = [], [], root
+            rows, before = [], root
             for row in logits:
-                one = (row + network.bias(before).float()).log_softmax(dim=-1).topk(width)
-                likely.append(network.token_ids(one.indices).tolist())
-                values.append(one.values.tolist())
-                before = likely[-1][0]
-        tokens = [row[0] for row in likely]
-        found = network.confidences(states, [root, *tokens[:-1]])
-        return Block(tokens, likely, values, None if found is None else found.tolist())
+                one = (row + network.bias(before).float()).log_softmax(dim=-1).topk(width, dim=-1)
+                rows.append((network.token_ids(one.indices), one.values))
+                before = rows[-1][0][:, 0]
+            likely, values = (torch.cat(part) for part in zip(*rows, strict=True))
+        found = network.confidences(states, torch.cat((root, likely[:-1, 0])))
+        confidences = values.new_zeros(len(values)) if found is None else found
+        return torch.cat((confidences[:, None].double(), likely.double(), values.double()), dim=1)
+
+    @property
+    def most_likely(self) -> int:
+        """The most likely tokens of a place: a tiny vocabulary has fewer than are asked for."""
+        return self._network.shape.draft_vocab_size
 
 
 def _attended(rows: HeadRows, projected: Projected) -> torch.Tensor:
@@ -219,7 +262,9 @@ class DFlashDrafter(HeadDrafter, StateReader[BlockText]):
 
     def _block(self, context: Sequence[int], budget: DraftBudget, width: int) -> Block | None:
         text = self.read_text()
-        return text.block(context[-1], width) if text and budget.max_depth else None
+        if text is None or not budget.max_depth:
+            return None
+        return text.block(context[-1], min(width, text.most_likely))
 
     def describe(self) -> str:
         shape = self._checkpoint.shape

@@ -139,19 +139,18 @@ class BlockNetwork(nn.Module):
         normed: torch.Tensor = self.norm(states)
         return normed
 
-    def bias(self, token: int) -> torch.Tensor:
-        """Return the Markov head's bias [Q] of the token after this one."""
-        found: torch.Tensor = self.markov_head.markov_w2(self._before([token])[0])
+    def bias(self, token: torch.Tensor) -> torch.Tensor:
+        """Return the Markov head's bias [1, Q] of the token after this one, [1]."""
+        found: torch.Tensor = self.markov_head.markov_w2(self._before(token))
         return found
 
-    def _before(self, tokens: Sequence[int]) -> torch.Tensor:
+    def _before(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the Markov head's rows [tokens, r]; zeros for tokens without a logit, which prompts may hold."""
         table = self.markov_head.markov_w1.weight
-        known = torch.tensor(tokens, device=table.device)
-        rows: torch.Tensor = table[known.clamp(max=len(table) - 1)]
-        return rows * (known < len(table))[:, None]
+        rows: torch.Tensor = table[tokens.clamp(max=len(table) - 1)]
+        return rows * (tokens < len(table))[:, None]
 
-    def confidences(self, states: torch.Tensor, before: Sequence[int]) -> torch.Tensor | None:
+    def confidences(self, states: torch.Tensor, before: torch.Tensor) -> torch.Tensor | None:
         """Return how likely each guess is accepted [guesses], by its state and the token before it; None without
         such a head.
         """

@@ -19,6 +19,7 @@ Shapes: N nodes, C prompt tokens in a chunk, W hidden states side by side, D hid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,12 +38,19 @@ from ....machine.files import written_state
 from ....options import Options, option
 from ..drafter import HeadDrafter, StateReader
 from ..head_files import HeadFiles, check_embedding, read_heads, required, write_heads
-from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork, NetworkShape
+from .network import (
+    NUM_FUSED,
+    DraftNetwork,
+    Eagle3Network,
+    EagleNetwork,
+    NetworkShape,
+    ParallelNetwork,
+)
 from .trees import (
     PATHS,
-    Draft,
     DraftText,
     Grown,
+    ReplayedText,
     fixed_shape,
     grow_fixed,
     grow_likeliest,
@@ -56,12 +64,17 @@ EMBEDDING = "embed_tokens.weight"
 KINDS: Mapping[type[DraftNetwork], str] = {
     EagleNetwork: "EAGLE or EAGLE-2",
     Eagle3Network: "EAGLE-3",
+    ParallelNetwork: "P-EAGLE",
 }
 # Types of checkpoints of the package speculators.
 SPECULATORS: Mapping[type[DraftNetwork], tuple[str, ...]] = {
     EagleNetwork: (),
     Eagle3Network: ("eagle3",),
+    ParallelNetwork: ("peagle",),
 }
+# Names of a network's layers in speculators and here: of the first, and of later ones.
+FIRST, FIRST_HERE = "layers.0.", Eagle3Network.marker
+LATER, LATER_HERE = re.compile(r"^layers\.(\d+)\."), re.compile(r"^following\.(\d+)\.")
 HEADS = (
     "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
 )
@@ -103,10 +116,26 @@ def build_network(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
 def write_checkpoint(folder: Path, network: DraftNetwork) -> None:
     """Write a network as a checkpoint, in float16."""
     tensors = {
-        key: value.half() if value.is_floating_point() else value
+        _name_there(key, network): value.half() if value.is_floating_point() else value
         for key, value in network.state_dict().items()
     }
     write_heads(folder, SAFE_NAME, network.shape.to_config(), tensors)
+
+
+def _name_there(key: str, network: DraftNetwork) -> str:
+    """Return the name of a tensor in a checkpoint; P-EAGLE's are those of speculators."""
+    if not isinstance(network, ParallelNetwork):
+        return key
+    if key.startswith(FIRST_HERE):
+        return FIRST + key.removeprefix(FIRST_HERE)
+    return LATER_HERE.sub(lambda found: f"layers.{int(found[1]) + 1}.", key)
+
+
+def _name_here(key: str) -> str:
+    """Return the name here of a tensor in a checkpoint of speculators."""
+    if key.startswith(FIRST):
+        return FIRST_HERE + key.removeprefix(FIRST)
+    return LATER.sub(lambda found: f"following.{int(found[1]) - 1}.", key)
 
 
 @lru_cache(maxsize=2)
@@ -122,22 +151,24 @@ def _opened(name: str, kind: Any, state: tuple[object, ...]) -> Checkpoint:
     files = read_heads(folder, name_of_file, KINDS[kind], SPECULATORS[kind])
     if "speculators_model_type" in files.config:
         renamed = {
-            key.replace("layers.0.", Eagle3Network.marker): tensor
+            _name_here(key): tensor
             for key, tensor in files.tensors.items()
             if not key.startswith("verifier_")
         }
         files = files._replace(tensors=renamed)
     shape = NetworkShape.from_config(files.config, name)
     for other, title in KINDS.items():
-        if other is not kind and any(key.startswith(other.marker) for key in files.tensors):
+        is_other = not issubclass(kind, other)
+        if is_other and any(key.startswith(other.marker) for key in files.tensors):
             raise ValueError(f"heads {name}: are of {title}; allowed: heads of {KINDS[kind]}")
     with torch.device("meta"):
         wanted = kind(shape).state_dict()
         table = torch.empty(shape.vocab_size, shape.hidden_size)
-    embedding = files.tensors.get(EMBEDDING)
+    # P-EAGLE's is its own.
+    embedding = None if EMBEDDING in wanted else files.tensors.get(EMBEDDING)
     files.check(wanted if embedding is None else wanted | {EMBEDDING: table})
     files.check_tables(shape.draft_vocab_size)
-    own = {key: tensor for key, tensor in files.tensors.items() if key != EMBEDDING}
+    own = {key: tensor for key, tensor in files.tensors.items() if key in wanted}
     return Checkpoint(kind, shape, files._replace(tensors=own), embedding)
 
 
@@ -177,12 +208,23 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         shape = self._checkpoint.shape
         self._checkpoint.files.check_vocabulary(shape.vocab_size, vocab_size)
         self.needs = Needs(hidden_layers=self.hidden_layers, hidden_size=shape.hidden_size)
-        self.max_nodes = 1 + config.num_nodes
+        self.max_nodes = 1 + self.num_drafted
+
+    @property
+    def num_drafted(self) -> int:
+        """The most nodes of a draft below its root."""
+        count: int = self.config.num_nodes
+        return count
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        cls.write_untrained(folder, config)
+
+    @classmethod
+    def write_untrained(cls, folder: Path, config: Any, **more: Any) -> None:
+        """Write a random network for a model with this text config; `more` as of `NetworkShape`."""
         size, vocab_size = config.hidden_size, config.vocab_size
-        is_fused = cls.kind is Eagle3Network
+        is_fused = issubclass(cls.kind, Eagle3Network)
         shape = NetworkShape(
             hidden_size=size,
             intermediate_size=2 * size,
@@ -192,31 +234,28 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
             vocab_size=vocab_size,
             draft_vocab_size=vocab_size,
             hidden_layers=(0,) * NUM_FUSED if is_fused else (),  # any model has this one
+            **more,
         )
         write_checkpoint(folder, cls.kind(shape))
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        draft = self._begun(budget)
-        if draft is None:  # such as after a prompt of one token: no hidden states come before it
+        text = self.read_text()
+        grown = self.grow(text, budget) if text and budget.max_depth else None
+        if grown is None:  # such as after a prompt of one token: no hidden states come before it
             return DraftTree.chain(context[-1:])
-        grown = self.grow(draft, budget)
         return DraftTree.from_lists([context[-1], *grown.tokens], (-1, *grown.parents))
 
     @torch.inference_mode()
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
-        draft = self._begun(budget)
-        if draft is None:
-            return None
-        depth = min(GUIDE_DEPTH, budget.max_depth)
-        return likely_rows(draft, context[-1], depth, 1 if budget.chain_only else GUIDE_WIDTH)
-
-    def _begun(self, budget: DraftBudget) -> Draft | None:
         text = self.read_text()
-        return text.draft() if text and budget.max_depth else None
+        depth = min(GUIDE_DEPTH, budget.max_depth)
+        if text is None or not depth:
+            return None
+        return likely_rows(text, context[-1], depth, 1 if budget.chain_only else GUIDE_WIDTH)
 
-    def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
-        """Return a tree without its root; `budget.max_depth` is at least 1."""
+    def grow(self, text: DraftText, budget: DraftBudget) -> Grown | None:
+        """Return a tree without its root, None if nothing was read; `budget.max_depth` is at least 1."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -231,16 +270,37 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
         checkpoint = self._checkpoint
         check_embedding(checkpoint.files.folder, checkpoint.embedding, embedding.weight)
         network = build_network(checkpoint, target.device, target.dtype)
+        if target.is_replayed:
+            return ReplayedText(network, embedding, head, target)
         return DraftText(network, embedding, head, target.device)
+
+
+class FusingDrafter(NetworkDrafter):
+    """Base of those whose network reads the states of three layers."""
+
+    hidden_layers = (FINAL,) * NUM_FUSED  # until the number of the model's layers is known
+
+    def check_config(self, config: Any) -> None:
+        """Choose the layers whose inputs are fused, by the number of the model's layers, and check them."""
+        super().check_config(config)
+        count = config.num_hidden_layers
+        named = self._checkpoint.shape.hidden_layers
+        layers = named or (2, count // 2, count - 3)
+        if len(layers) != NUM_FUSED or not all(0 <= layer < count for layer in layers):
+            raise ValueError(
+                f"heads {self.config.heads}: read the inputs of layers {', '.join(map(str, layers))}; allowed: "
+                f"{NUM_FUSED} of 0 to {count - 1}, the model's"
+            )
+        self.needs = replace(self.needs, hidden_layers=layers)
 
 
 class EagleDrafter(NetworkDrafter):
     config_class = EagleConfig
 
-    def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
+    def grow(self, text: DraftText, budget: DraftBudget) -> Grown | None:
         depth = min(budget.max_depth, max(map(len, PATHS)))
         shape = fixed_shape(self.config.num_nodes, depth, budget.chain_only)
-        return grow_fixed(draft, shape)
+        return grow_fixed(text, shape)
 
 
 class Eagle2Drafter(NetworkDrafter):
@@ -259,30 +319,16 @@ class Eagle2Drafter(NetworkDrafter):
             )
         super().__init__(config, vocab_size, device)
 
-    def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
+    def grow(self, text: DraftText, budget: DraftBudget) -> Grown | None:
         """Return the most probable nodes; where only a chain is allowed, the likeliest tokens in turn."""
         depth = min(self.config.depth, budget.max_depth)
         width = 1 if budget.chain_only else self.config.width
-        return grow_likeliest(draft, self.config.num_nodes, depth, width)
+        return grow_likeliest(text, self.config.num_nodes, depth, width)
 
 
-class Eagle3Drafter(Eagle2Drafter):
+class Eagle3Drafter(FusingDrafter, Eagle2Drafter):
     """Drafts EAGLE-2's tree with EAGLE-3's network."""
 
     heads_of = ""
     config_class = Eagle3Config
     kind = Eagle3Network
-    hidden_layers = (FINAL,) * NUM_FUSED  # until the number of the model's layers is known
-
-    def check_config(self, config: Any) -> None:
-        """Choose the layers whose inputs are fused, by the number of the model's layers, and check them."""
-        super().check_config(config)
-        count = config.num_hidden_layers
-        named = self._checkpoint.shape.hidden_layers
-        layers = named or (2, count // 2, count - 3)
-        if len(layers) != NUM_FUSED or not all(0 <= layer < count for layer in layers):
-            raise ValueError(
-                f"heads {self.config.heads}: read the inputs of layers {', '.join(map(str, layers))}; allowed: "
-                f"{NUM_FUSED} of 0 to {count - 1}, the model's"
-            )
-        self.needs = replace(self.needs, hidden_layers=layers)

@@ -1,11 +1,12 @@
-"""The draft networks: EAGLE's (used by EAGLE-2 too) and EAGLE-3's, with the names of their checkpoints.
+"""The draft networks: EAGLE's (used by EAGLE-2 too), EAGLE-3's and P-EAGLE's, with the names of their checkpoints.
 
 Both read, for every token of the text, its embedding and the hidden states of the target model after
 the token before it (the feature), and return a state from which the next token is guessed. For a
 drafted token the state of its parent takes the feature's place.
 
-Shapes of a network are those of its checkpoint's `config.json`: Llama's, with one layer. What a network of ours
-would not compute as the authors' does is refused: another activation, scaled rotary positions, more layers.
+Shapes of a network are those of its checkpoint's `config.json`: Llama's, with one layer but for P-EAGLE's.
+What a network of ours would not compute as the authors' does is refused: another activation, scaled rotary
+positions, more layers.
 
 Shapes: n rows, D hidden size, V vocabulary of the target model, W fused layers, Q tokens that can be
 drafted; leading dimensions (a batch) are allowed.
@@ -13,7 +14,7 @@ drafted; leading dimensions (a batch) are allowed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ from ..layers import Attend, DecoderLayer, HeadShape, RMSNorm, entry
 
 # Hidden states that EAGLE-3 fuses: inputs of a low, a middle and a high layer.
 NUM_FUSED = 3
+# Of P-EAGLE, where a checkpoint does not say: as its authors train it.
+DEFAULT_GUESSES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,10 @@ class NetworkShape(HeadShape):
     hidden_layers: tuple[int, ...] = ()
     has_norms: bool = False  # whether queries and keys are normed, as in Qwen3
     norms_residual: bool = False  # whether the residual is the normed feature
+    # Of P-EAGLE: the token whose embedding stands for an unknown one, layers, and guesses of a pass as trained.
+    mask_token: int = 0
+    num_layers: int = 1
+    num_guesses: int = 1
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> NetworkShape:
@@ -72,16 +79,26 @@ class NetworkShape(HeadShape):
             if config.get(key):
                 raise ValueError(f"heads {name}: {key} is {config[key]!r}; allowed: False")
         vocab_size = entry(layer, name, "vocab_size")
+        mask_token = config.get("mask_token_id") or 0
+        if type(mask_token) is not int or not 0 <= mask_token < vocab_size:
+            raise ValueError(
+                f"heads {name}: config.json has mask_token_id {mask_token!r}; allowed: 0 to {vocab_size - 1}"
+            )
+        proposal: Any = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
         return cls(
             **cls.entries(layer, name),
             vocab_size=vocab_size,
             draft_vocab_size=entry(config, name, "draft_vocab_size", vocab_size),
+            mask_token=mask_token,
+            num_layers=entry(layer, name, "num_hidden_layers", 1),
+            num_guesses=entry(proposal[0], name, "speculative_tokens", DEFAULT_GUESSES),
             hidden_layers=tuple(config.get("eagle_aux_hidden_state_layer_ids") or ()),
             has_norms=layer.get("model_type", "qwen3") == "qwen3",
             norms_residual=bool(config.get("norm_before_residual", False)),
         )
 
     def to_config(self) -> dict[str, Any]:
+        """Return the config of a checkpoint: of the authors' form, of P-EAGLE's that of speculators."""
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
             "hidden_act": "silu",
@@ -90,7 +107,7 @@ class NetworkShape(HeadShape):
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_key_value_heads,
             "head_dim": self.head_dim,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.num_layers,
             "rms_norm_eps": self.norm_eps,
             "rope_theta": self.rope_theta,
             "vocab_size": self.vocab_size,
@@ -98,6 +115,19 @@ class NetworkShape(HeadShape):
             "bias": self.has_fc_bias,
             "qkv_bias": self.has_qkv_bias,
         }
+        if self.num_guesses > 1:
+            layer = config | {"model_type": "qwen3" if self.has_norms else "llama"}
+            return {
+                "speculators_model_type": "peagle",
+                "transformer_layer_config": layer,
+                "draft_vocab_size": self.draft_vocab_size,
+                "eagle_aux_hidden_state_layer_ids": list(self.hidden_layers),
+                "norm_before_residual": self.norms_residual,
+                "mask_token_id": self.mask_token,
+                "speculators_config": {
+                    "proposal_methods": [{"speculative_tokens": self.num_guesses}]
+                },
+            }
         return config | ({"hidden_layers": list(self.hidden_layers)} if self.hidden_layers else {})
 
 
@@ -208,3 +238,41 @@ class Eagle3Network(DraftNetwork):
             return draft_ids
         assert isinstance(self.d2t, torch.Tensor)
         return draft_ids + self.d2t[draft_ids]
+
+
+class FollowingLayer(DecoderLayer):
+    """A layer that reads the states of the one before it."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__(shape, has_bias=shape.has_qkv_bias, has_norms=shape.has_norms)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+
+class ParallelNetwork(Eagle3Network):
+    """P-EAGLE: EAGLE-3 with more layers, an embedding of its own, and a row that stands for an unknown token."""
+
+    marker = "mask_hidden"
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__(shape)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.following = nn.ModuleList(FollowingLayer(shape) for _ in range(shape.num_layers - 1))
+        # In place of the hidden states before an unknown token.
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, NUM_FUSED * shape.hidden_size))
+
+    def states(
+        self,
+        token_ids: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        attends: Sequence[Attend],
+    ) -> torch.Tensor:
+        """Return the states [n, D] of tokens [n] and features [n, D] at positions [n]; `attends` by layer."""
+        # Some prompts' tokens have no logit, and then no embedding here.
+        is_known = token_ids < self.shape.vocab_size
+        embeddings = self.embed_tokens(torch.where(is_known, token_ids, self.shape.mask_token))
+        states: torch.Tensor = self(embeddings, features, positions, attends[0])
+        for layer, attend in zip(self.following, attends[1:], strict=True):
+            assert isinstance(layer, FollowingLayer)
+            states = layer.run(states, layer.input_layernorm(states), positions, attend)
+        return states

@@ -10,21 +10,23 @@ hidden size, W hidden states side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from ....backends.target import TargetModel
 from ....budget.best_first import Guesses
 from ....budget.tree_template import TreeTemplate
 from ....machine.hardware import uploaded
 from ..drafter import levels_of
 from ..head_files import called
-from ..layers import HeadRows, causal_mask
+from ..layers import HeadRows, Projected, causal_mask
+from ..replayed import ReplayedRows
 from .network import DraftNetwork
 
 NAME = "mc_sim_7b_63"
@@ -73,6 +75,16 @@ class DraftText:
         self._last = self._run(tokens, features, positions, mask)[-1:]
         self._num_read = end
 
+    def grown(
+        self, key: tuple[object, ...], grow: Callable[[Draft], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Return what is grown after the last token read; None if nothing was read.
+
+        The key tells all of `grow` that no tensor does.
+        """
+        draft = self.draft()
+        return None if draft is None else grow(draft)
+
     def draft(self) -> Draft | None:
         """Begin a draft after the last token read; None if nothing was read."""
         self._rows.length = self._num_read
@@ -102,6 +114,62 @@ class DraftText:
         embeddings = called(self._embedding, token_ids).to(self._network_device, self._dtype)
         states: torch.Tensor = self.network(
             embeddings, features, positions, lambda projected: self._rows.attend(projected, mask)
+        )
+        return states
+
+
+class ReplayedText(DraftText):
+    """A text whose rows are read, and whose trees are grown, by replayed calls."""
+
+    def __init__(
+        self, network: DraftNetwork, embedding: nn.Module, head: nn.Module, target: TargetModel
+    ) -> None:
+        self._target, dtype = target, next(network.parameters()).dtype
+        self.fixed = ReplayedRows(target, network.shape, dtype)
+        with torch.inference_mode(False):
+            size = network.shape.hidden_size
+            self._state = torch.zeros(1, size, dtype=dtype, device=target.device)
+        self._drafted: list[Projected] = []
+        super().__init__(network, embedding, head, target.device)
+
+    def clear(self) -> None:
+        self.fixed.num_read = 0
+
+    def sibling(self) -> DraftText:
+        return ReplayedText(self.network, self._embedding, self.head, self._target)
+
+    def read(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        def run(tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            embeddings = called(self._embedding, tokens).to(self._dtype)
+            features = self.network.fused(rows)
+            found: torch.Tensor = self.network(embeddings, features, positions, self.fixed.attend)
+            return found
+
+        self.fixed.read(token_ids, hidden, run, self._state)
+
+    def grown(
+        self, key: tuple[object, ...], grow: Callable[[Draft], torch.Tensor]
+    ) -> torch.Tensor | None:
+        if not self.fixed.num_read:
+            return None
+
+        def call() -> torch.Tensor:
+            self._drafted = []
+            return grow(Draft(self, self._state))
+
+        found: torch.Tensor = self.fixed.replayed(key, call)
+        return found
+
+    def deepen(
+        self, token_ids: torch.Tensor, features: torch.Tensor, is_ancestor: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        embeddings = called(self._embedding, token_ids).to(self._dtype)
+        positions = (self.fixed.start + depth - 1)[None]
+        states: torch.Tensor = self.network(
+            embeddings,
+            features,
+            positions,
+            lambda projected: self.fixed.attend_drafted(projected, self._drafted, is_ancestor),
         )
         return states
 
@@ -150,8 +218,13 @@ def fixed_shape(num_nodes: int, max_depth: int, chain_only: bool) -> TreeTemplat
     return TreeTemplate(sorted(best[:num_nodes]), NAME)
 
 
-def grow_fixed(draft: Draft, shape: TreeTemplate) -> Grown:
-    """Fill a fixed shape with the likeliest tokens."""
+def grow_fixed(text: DraftText, shape: TreeTemplate) -> Grown | None:
+    """Fill a fixed shape with the likeliest tokens; None if nothing was read."""
+    found = text.grown(("fixed", shape), partial(_filled, shape=shape))
+    return None if found is None else Grown(found.tolist(), shape.topology.parents[1:])
+
+
+def _filled(draft: Draft, shape: TreeTemplate) -> torch.Tensor:
     found: list[torch.Tensor] = []
     parents = None  # of the nodes of a level, among those of the level before that have children
     for level in levels_of(shape, draft.logits.device):
@@ -160,8 +233,7 @@ def grow_fixed(draft: Draft, shape: TreeTemplate) -> Grown:
         guesses = draft.logits.topk(level.num_guesses, dim=-1).indices  # [n, k]
         found.append(draft.token_ids(guesses[level.parents, level.ranks]))
         parents = level.parents
-    tokens = torch.cat(found).tolist() if found else []
-    return Grown(tokens, shape.topology.parents[1:])
+    return torch.cat(found) if found else draft.logits.new_empty(0, dtype=torch.long)
 
 
 class TreeLevel(NamedTuple):
@@ -194,8 +266,24 @@ def _levels(draft: Draft, depth: int, width: int) -> list[TreeLevel]:
     return levels
 
 
-def grow_likeliest(draft: Draft, num_nodes: int, depth: int, width: int) -> Grown:
-    """Return the tree of the most probable nodes: `num_nodes` of all tokens after the nodes that are read."""
+def grow_likeliest(text: DraftText, num_nodes: int, depth: int, width: int) -> Grown | None:
+    """Return the tree of the most probable nodes: `num_nodes` of all tokens after the nodes that are read.
+
+    None if nothing was read.
+    """
+    sizes = (num_nodes, depth, width)
+    grow = partial(_likeliest, num_nodes=num_nodes, depth=depth, width=width)
+    found = text.grown(("likeliest", *sizes), grow)
+    if found is None:
+        return None
+    # One copy to the host.
+    numbers_of, parents_of, guesses = found.tolist()
+    node_of = {-1: 0} | {number: node for node, number in enumerate(numbers_of, start=1)}
+    return Grown(guesses, tuple(node_of[number] for number in parents_of))
+
+
+def _likeliest(draft: Draft, num_nodes: int, depth: int, width: int) -> torch.Tensor:
+    """Return the numbers, parents and tokens of the chosen nodes, [3, nodes]."""
     levels = _levels(draft, depth, width)
     parents, num_before = [levels[0].tokens.new_full((levels[0].tokens.numel(),), -1)], 0
     for above, level in pairwise(levels):
@@ -207,18 +295,30 @@ def grow_likeliest(draft: Draft, num_nodes: int, depth: int, width: int) -> Grow
     order = scores.sort(descending=True, stable=True).indices[:num_nodes]
     chosen = order.sort().values
     tokens = torch.cat([level.tokens.flatten() for level in levels])
-    # One copy to the host.
-    found = torch.stack((chosen, torch.cat(parents)[chosen], tokens[chosen]))
-    numbers_of, parents_of, guesses = found.tolist()
-    node_of = {-1: 0} | {number: node for node, number in enumerate(numbers_of, start=1)}
-    return Grown(guesses, tuple(node_of[number] for number in parents_of))
+    return torch.stack((chosen, torch.cat(parents)[chosen], tokens[chosen]))
 
 
-def likely_rows(draft: Draft, root: int, depth: int, width: int) -> Guesses:
+def likely_rows(text: DraftText, root: int, depth: int, width: int) -> Guesses | None:
     """Return what `grow_likeliest` chooses from: the `width` likeliest tokens after every node that it reads."""
+    found = text.grown(("rows", depth, width), partial(_rows, depth=depth, width=width))
+    if found is None:
+        return None
+    # One copy to the host.
+    rows = found.tolist()
+    k = (len(rows[0]) - 2) // 2
+    return Guesses(
+        [root, *(int(row[0]) for row in rows[1:])],
+        [int(row[1]) for row in rows],
+        [[int(token) for token in row[2 : 2 + k]] for row in rows],
+        [row[2 + k :] for row in rows],
+    )
+
+
+def _rows(draft: Draft, depth: int, width: int) -> torch.Tensor:
+    """Return token (the root's is -1), parent, likely tokens and values of each node, [nodes, 2 + 2 k]."""
     levels = _levels(draft, depth, width)
     k = levels[0].tokens.shape[1]
-    tokens, parents = [levels[0].tokens.new_full((1,), root)], [levels[0].tokens.new_full((1,), -1)]
+    tokens, parents = ([levels[0].tokens.new_full((1,), -1)] for _ in range(2))
     first = 0  # of the level before, among the nodes
     for above, level in pairwise(levels):
         tokens.append(above.tokens.flatten()[level.read])
@@ -228,11 +328,4 @@ def likely_rows(draft: Draft, root: int, depth: int, width: int) -> Guesses:
     rows = torch.cat([level.tokens for level in levels])  # [nodes, k]
     values = torch.cat([level.values for level in levels])
     values = values.nan_to_num(nan=torch.finfo(values.dtype).min)
-    # One copy to the host.
-    found = torch.cat((nodes.double(), rows.double(), values.double()), dim=1).tolist()
-    return Guesses(
-        [int(row[0]) for row in found],
-        [int(row[1]) for row in found],
-        [[int(token) for token in row[2 : 2 + k]] for row in found],
-        [row[2 + k :] for row in found],
-    )
+    return torch.cat((nodes.double(), rows.double(), values.double()), dim=1)

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from ....backends.target import TargetModel
-from ....engine.budget import DraftBudget
+from ....engine.budget import MAX_DRAFT, DraftBudget
 from ....engine.drafter import Drafter, VerifiedStep
 from ....engine.tree import DraftTree
 from ....kernels.operations import top_k
@@ -46,6 +46,7 @@ from ..layers import (
     attend_rows,
     causal_mask,
 )
+from ..replayed import ReplayedRows
 
 FILE = "hydra_lm_head"
 ARCHITECTURE = "prefix-mlp"
@@ -93,6 +94,14 @@ class PrefixLayer(nn.Module):
         """Return the prefix states [..., n, D] of hidden states; with `rows`, after those of the text."""
         states: torch.Tensor = self.norm(self.layers[0](hidden, rows))
         return states
+
+    def read(self, hidden: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Return the prefix states [n, D] of hidden states at positions [n], which attend by `attend`."""
+        layer = self.layers[0]
+        assert isinstance(layer, TextLayer)
+        states = layer.run(hidden, layer.input_layernorm(hidden), positions, attend)
+        normed: torch.Tensor = self.norm(states)
+        return normed
 
 
 class HydraHeads(nn.Module):
@@ -178,6 +187,8 @@ class HydraDrafter(StaticHeadDrafter):
         self._embed: Any = None
         self._rows: HeadRows | None = None
         self._prefix: torch.Tensor | None = None  # after the text but its last token, [D]
+        # Of replayed passes: the text's rows, and the place of the prefix [1, D].
+        self._fixed: tuple[ReplayedRows, torch.Tensor] | None = None
 
     def check_config(self, config: Any) -> None:
         """Check the sizes of the target model, and all tensors by them."""
@@ -192,7 +203,25 @@ class HydraDrafter(StaticHeadDrafter):
 
     def for_target(self, target: TargetModel) -> Drafter:
         self._embed = target.model.get_input_embeddings()
-        return super().for_target(target)
+        is_new = self._target is not target
+        super().for_target(target)
+        if is_new:
+            self._fix_rows()
+        return self
+
+    def sibling(self) -> HydraDrafter:
+        sibling = super().sibling()
+        sibling._fix_rows()
+        return sibling
+
+    def _fix_rows(self) -> None:
+        target, self._fixed = self._target, None
+        if target is None or not target.is_replayed:
+            return
+        assert self._layer is not None
+        with torch.inference_mode(False):
+            place = torch.zeros(1, self._layer.hidden_size, dtype=target.dtype, device=self.device)
+        self._fixed = ReplayedRows(target, self._layer, target.dtype), place
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -204,7 +233,9 @@ class HydraDrafter(StaticHeadDrafter):
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._prefix = None
-        if self._heads is not None:
+        if self._fixed is not None:
+            self._fixed[0].num_read = 0
+        elif self._heads is not None:
             dtype = next(self._heads.parameters()).dtype
             self._rows = HeadRows(self._heads.layer, self.device, dtype)
 
@@ -217,7 +248,9 @@ class HydraDrafter(StaticHeadDrafter):
         if self._prefix is None or tree.topology.max_depth == 0:
             return DraftTree.chain(context[-1:])
         root = uploaded(context[-1:], self.device)
-        return DraftTree(self._fill(root, levels_of(tree, self.device)), tree.topology)
+        assert self._calls is not None
+        fill = partial(self._fill, levels=levels_of(tree, self.device))
+        return DraftTree(self._calls.run(tree, fill, root, self._prefix), tree.topology)
 
     def observe(self, step: VerifiedStep) -> None:
         """Read the accepted nodes; the bonus token comes after the last one."""
@@ -226,16 +259,33 @@ class HydraDrafter(StaticHeadDrafter):
 
     @torch.inference_mode()
     def _read(self, hidden: torch.Tensor) -> None:
-        assert self._heads is not None and self._rows is not None
-        self._prefix = self._heads.prefix_embeding_layer(hidden, self._rows)[-1]
+        assert self._heads is not None
+        layer = self._heads.prefix_embeding_layer
+        if self._fixed is None:
+            self._prefix = layer(hidden, self._rows)[-1]
+            return
+        rows, place = self._fixed
+
+        def read(_: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return layer.read(hidden, positions, rows.attend)
+
+        rows.read([0] * len(hidden), hidden, read, place)
+        self._prefix = place[0]
+
+    def _prepare(self, num_tokens: int, hidden: torch.Tensor) -> None:
+        assert self._fixed is not None
+        draft = partial(self.propose, [0], DraftBudget(MAX_DRAFT))
+        self._fixed[0].prepare(num_tokens, lambda count: self._read(hidden[:count]), draft)
 
     @torch.inference_mode()
-    def _fill(self, root: torch.Tensor, levels: list[GuessLevel]) -> torch.Tensor:
+    def _fill(
+        self, root: torch.Tensor, prefix: torch.Tensor, levels: list[GuessLevel]
+    ) -> torch.Tensor:
         """Return the tokens [N] of the tree, level by level."""
-        assert self._heads is not None and self._prefix is not None
+        assert self._heads is not None
         tokens, found = root, [root]
         # Of each reader's path: prefix and embeddings, [p, (1 + depth) D].
-        known = self._prefix[None]
+        known = prefix[None]
         for index, level in enumerate(levels):
             embedded = called(self._embed, tokens[level.readers])
             known = torch.cat((known, embedded), dim=-1)

@@ -131,11 +131,14 @@ class MedusaDrafter(StaticHeadDrafter, Guesser):
         depth = tree.topology.max_depth
         if self._state is None or depth == 0:
             return DraftTree.chain(context[-1:])
-        logits = self._logits(self._state, depth)  # [depth, V]
-        _, guesses = top_k(logits, self._num_ranks)  # [depth, k]
-        root = uploaded(context[-1:], self.device)
-        token_ids = torch.cat((root, guesses.flatten()))[self._places_of(tree)]
-        return DraftTree(token_ids, tree.topology)
+        root, places = uploaded(context[-1:], self.device), self._places_of(tree)
+
+        def filled(state: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+            _, guesses = top_k(self._logits(state, depth), self._num_ranks)  # [depth, k]
+            return torch.cat((root, guesses.flatten()))[places]
+
+        assert self._calls is not None
+        return DraftTree(self._calls.run(tree, filled, self._state, root), tree.topology)
 
     @torch.inference_mode()
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:

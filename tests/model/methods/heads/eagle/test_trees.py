@@ -8,7 +8,7 @@ Run: pytest tests/model/methods/heads/eagle/test_trees.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -48,6 +48,10 @@ class TableDraft:
     def token_ids(self, places: torch.Tensor) -> torch.Tensor:
         """Places are tokens."""
         return places
+
+    def grown(self, key: object, grow: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """Grow, as a text does."""
+        return grow(self)
 
     def _rows(self) -> torch.Tensor:
         rows = torch.full((len(self._last), VOCAB), 1e-9)
