@@ -73,9 +73,9 @@ class ComparisonOptions(Options):
         (),
         'methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
         "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
-        "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and other engines: "
-        "llama.cpp, llama.cpp-ngram, llama.cpp-draft, openvino, openvino-pld, ctranslate2, with options too "
-        f"(default: {' '.join(DEFAULT_METHODS)})",
+        "--timeout), transformers' generate, generate-static, generate-pld, generate-assisted, generate-batch, "
+        "and other engines: llama.cpp, llama.cpp-ngram, llama.cpp-draft, openvino, openvino-pld, ctranslate2, with "
+        f"options too (default: {' '.join(DEFAULT_METHODS)})",
         metavar="METHOD",
     )
     draft_model: str | None = option(

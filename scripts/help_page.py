@@ -48,7 +48,7 @@ COMMANDS = {
         *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
         *("scripts.enlarge", "scripts.export_custom_generate"),
     ),
-    "Measure": ("scripts.gpu_check",),
+    "Measure": ("scripts.gpu_check", "scripts.gpu_check.compiled"),
     "Keep results": (
         *("scripts.results", "scripts.results pack"),
         *("scripts.results unpack", "scripts.results tables"),

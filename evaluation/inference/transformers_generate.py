@@ -23,6 +23,8 @@ from model.methods.sps.drafter import load_draft_model
 from model.options import Options, option
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate-pld", "generate-assisted"
+# With a cache of fixed size: on a GPU transformers compiles its steps at the first text.
+STATIC = "generate-static"
 CONTINUOUS = "generate-batch"
 # Prompts given to `generate_batch` at a time, in batches: those that wait take the place of texts that end.
 QUEUED_BATCHES = 4
@@ -35,6 +37,7 @@ class RefereeConfig(Options):
     """Options of `generate` beyond greedy decoding."""
 
     prompt_lookup_num_tokens: int | None = option(None, "tokens of a prompt lookup", least=1)
+    cache_implementation: str | None = option(None, "kind of cache")
     draft_model: str | None = option(None, "folder or hub name of the assistant")
 
 
@@ -47,6 +50,8 @@ class TransformersGenerate(OtherProgram):
     def config(self, draft_model: str | None) -> Options:
         if self.name == LOOKUP:
             return RefereeConfig(prompt_lookup_num_tokens=10)
+        if self.name == STATIC:
+            return RefereeConfig(cache_implementation="static")
         return RefereeConfig(draft_model=draft_model if self.name == ASSISTED else None)
 
     def check(self, run: RunConfig, config: Any) -> None:
@@ -85,7 +90,7 @@ class TransformersGenerate(OtherProgram):
 
 
 TRANSFORMERS: dict[str, OtherProgram] = {
-    name: TransformersGenerate(name) for name in (GENERATE, LOOKUP, ASSISTED, CONTINUOUS)
+    name: TransformersGenerate(name) for name in (GENERATE, LOOKUP, ASSISTED, STATIC, CONTINUOUS)
 }
 
 
@@ -136,6 +141,8 @@ class RefereeAnswerer(Answerer):
         }
         if config.prompt_lookup_num_tokens:
             self._options["prompt_lookup_num_tokens"] = config.prompt_lookup_num_tokens
+        if config.cache_implementation:
+            self._options["cache_implementation"] = config.cache_implementation
         if config.draft_model:
             draft = load_draft_model(config.draft_model, "auto", target.device)
             self._options["assistant_model"] = draft.model

@@ -24,6 +24,7 @@ REFEREE_TITLES = {
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
     "generate-assisted": "transformers assisted generation",
+    "generate-static": "transformers generate, static cache (compiled on a GPU)",
     "generate-batch": "transformers generate_batch",
     "llama.cpp": "llama.cpp",
     "llama.cpp-ngram": "llama.cpp, n-gram speculation",

@@ -35,7 +35,7 @@ from model.commands.model_options import DEMO_MODEL, ModelOptions, nvidia_driver
 from model.kernels.registered_attention import sdpa_backends
 from model.machine.packages import versions
 from scripts.enlarge import SHAPES
-from scripts.gpu_check.answers import answers
+from scripts.gpu_check.answers import answers, batches
 from scripts.gpu_check.bench import (
     FAILED,
     ORIGINAL_SHAPE,
@@ -45,7 +45,7 @@ from scripts.gpu_check.bench import (
     one_line,
     say,
 )
-from scripts.gpu_check.costs import device_facts, laws, passes, whole_steps
+from scripts.gpu_check.costs import device_facts, kernels, laws, passes, whole_steps
 from scripts.gpu_check.verdicts import verdicts
 
 SIMULATED_DEVICE, REAL_DEVICE = "simulated", "cuda"
@@ -66,8 +66,10 @@ PARTS = (
     CheckPart("device", 10, device_facts, needs_model=False),
     CheckPart("laws", 90, laws, needs_model=False),
     CheckPart("passes", 90, passes),
+    CheckPart("kernels", 30, kernels),
     CheckPart("steps", 90, whole_steps),
     CheckPart("answers", 150, answers),
+    CheckPart("batches", 60, batches),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
@@ -23,17 +24,25 @@ from evaluation.inference.plan import Participant
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
-from scripts.gpu_check.bench import EAGER, GRAPHS, KINDS, Bench, Found, drafter_of
+from scripts.gpu_check.bench import EAGER, FUSED, GRAPHS, Bench, Found, drafter_of
 
 BASELINE = "vanilla"
 FILES = "answers"  # begins the names of answer files
 # Questions and methods of each kind of target. The 4, evenly spread, are among the 25.
 ASKED = {
+    FUSED: (
+        40,
+        (
+            *(BASELINE, "generate", "generate-static"),
+            *("recycling-averaged", "recycling-auto", "hybrid", "pld", "suffix"),
+        ),
+    ),
+    GRAPHS: (12, (BASELINE, "recycling-averaged", "recycling-auto", "hybrid")),
     EAGER: (4, (BASELINE, "generate", "generate-pld", "recycling-averaged", "hybrid", "pld")),
-    GRAPHS: (25, (BASELINE, "generate", "recycling-averaged", "recycling-auto", "hybrid", "pld")),
 }
 # On the simulated device, where only the code is tried.
 FEW = (1, (BASELINE, "generate", "recycling-averaged"))
+BATCHED = (BASELINE, "hybrid", "recycling-auto")
 BENCHMARK, FALLBACK = "spec_bench", "demo"
 # Each takes some passes in float32, of a copy of the model.
 MOST_JUDGED = 6
@@ -73,20 +82,49 @@ def answers(bench: Bench, found: Found) -> None:
         found.notes.append(f"{error}; questions of {FALLBACK} instead")
         bench_name = FALLBACK
     every: list[Answered] = []
-    for kind in bench.in_time(KINDS, found):
-        every += found.attempt(kind, partial(_asked, bench, found, kind, bench_name)) or []
+    for kind in bench.in_time([kind for kind in ASKED if kind in bench.kinds], found):
+        count, methods = bench.sized(ASKED[kind], FEW)
+        asked = partial(_asked, bench, found, kind, bench_name, count, methods)
+        every += found.attempt(kind, asked) or []
+    fused = [one for one in every if one.kind == FUSED]
+    found.figures["differing_fused"] = _num_differing(fused) if fused else None
     found.figures |= {"bench": bench_name, "rows": [one.figures for one in every]}
     found.attempt("judging differences", partial(_compare, bench, every, bench_name, found))
 
 
-def _asked(bench: Bench, found: Found, kind: str, bench_name: str) -> list[Answered]:
+def batches(bench: Bench, found: Found) -> None:
+    """Answer questions in batches; each text must have the tokens that it has alone."""
+    rows = []
+    for size in bench.in_time(bench.sized((1, 2, 4, 8, 16), (1, 2)), found):
+        count = bench.sized(32, 2)
+        asked = partial(_asked, bench, found, bench.kinds[-1], FALLBACK, count, BATCHED, size)
+        every = found.attempt(f"batches of {size}", asked) or []
+        rows += [{"batch_size": size, **one.figures} for one in every]
+    found.figures["rows"] = rows
+
+
+def _num_differing(every: Sequence[Answered]) -> int:
+    """Return how many answers of our methods differ from plain decoding's."""
+    plain = next(one for one in every if one.method == BASELINE)
+    ours = (one for one in every if not one.method.startswith("generate"))
+    return sum(len(compare_answers(plain.rows, one.rows).differences) for one in ours)
+
+
+def _asked(
+    bench: Bench,
+    found: Found,
+    kind: str,
+    bench_name: str,
+    count: int,
+    methods: Sequence[str],
+    batch_size: int = 1,
+) -> list[Answered]:
     """Let methods answer questions in turn; print the leaderboard of their answers."""
-    count, methods = bench.sized(ASKED[kind], FEW)
     run = RunConfig(
         model=bench.options_of(kind),
         sampling=DecodingOptions(max_new_tokens=bench.sized(128, 4)),
         questions=QuestionOptions(bench_name=bench_name, num_questions=count),
-        answers=AnswerOptions(warmup=1),
+        answers=AnswerOptions(warmup=1, batch_size=batch_size),
     )
     participants = participants_of(methods, bench.options.model_path)
     target = bench.target(kind)
@@ -98,7 +136,8 @@ def _asked(bench: Bench, found: Found, kind: str, bench_name: str) -> list[Answe
                 found.problems.append(f"{kind}: questions failed; see standard error")
             leaderboard.main([folder, "--no-published", "--markdown", f"{folder}/table.md"])
         text = Path(folder, "table.md").read_text(encoding="utf-8")
-        bench.show_text(f"{count} questions of {bench_name}, passes {kind}", text)
+        batch = f", {batch_size} texts a pass" if batch_size > 1 else ""
+        bench.show_text(f"{count} questions of {bench_name}, passes {kind}{batch}", text)
         dtype = str(bench.checked.dtype).removeprefix("torch.")
         return [Answered(kind, one.words, _rows_of(one, folder, dtype)) for one in participants]
 

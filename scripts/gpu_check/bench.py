@@ -15,6 +15,7 @@ from evaluation.inference.command import participant_of
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
+from model.backends.graphs.graphed_target import GraphedTarget
 from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
@@ -28,7 +29,8 @@ from scripts.enlarge import SHAPES, scaled_model
 
 T = TypeVar("T")
 ORIGINAL_SHAPE = "demo"  # the shape of the demo model itself
-EAGER, GRAPHS = KINDS = "eager", "graphs"
+# The stock model's kernels one by one, the same as graphs, and fused passes as graphs.
+EAGER, GRAPHS, FUSED = KINDS = "eager", "graphs", "fused"
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 NO_MEASUREMENT = "simulated device: times and speeds are not a measurement"
 
@@ -94,8 +96,14 @@ class Bench:
         questions = load_questions(question_file_of("demo"), count=count)
         return [self.conversation.prompt_ids([], question.turns[0]) for question in questions]
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of target: Triton's kernels do not run on a simulated device."""
+        return self.sized(KINDS, (EAGER, GRAPHS))
+
     def options_of(self, kind: str) -> ModelOptions:
-        return replace(self.options, graphs="off" if kind == EAGER else "auto")
+        kernels = "off" if kind == GRAPHS else self.options.kernels
+        return replace(self.options, graphs="off" if kind == EAGER else "auto", kernels=kernels)
 
     def target(self, kind: str) -> TargetModel:
         """Return the model as a target of a kind, self-tested; made at the first call.
@@ -105,8 +113,11 @@ class Bench:
         """
         if kind not in self._targets:
             target = target_of(self._model, self.options_of(kind))
-            if kind == GRAPHS and type(target) is TargetModel:
-                raise RuntimeError("the model cannot be captured; see standard error")
+            if kind != EAGER:
+                if not isinstance(target, GraphedTarget):
+                    raise RuntimeError("the model cannot be captured; see standard error")
+                if kind == FUSED and target.fused is None:
+                    raise RuntimeError(f"passes are not fused: {target.why_not_fused}")
             self_test(target, say=say)
             if self.given_costs:
                 target.measured[COSTS] = self.given_costs()

@@ -24,11 +24,12 @@ from model.kernels.linear import quantised_weights, stored
 from model.kernels.norms import has_fused_rms_norm
 from model.kernels.registered_attention import sdpa_backends
 from model.machine.timing import seconds_of
-from scripts.gpu_check.bench import KINDS, Bench, Found, drafter_of
+from scripts.gpu_check.bench import EAGER, Bench, Found, drafter_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = "tests/simulated_device"
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
+MOST_KERNELS = 12  # of a pass, the longest
 # The paper's tree of 80 nodes, and its root.
 TREE = 81
 
@@ -139,7 +140,7 @@ def passes(bench: Bench, found: Found) -> None:
         share = {"gb_per_second": 1e-9 * bandwidth, "share_of_copy": bandwidth / copied}
         return {"kind": kind, "nodes": nodes, "context": context, "ms": median, **share}
 
-    for kind in KINDS:
+    for kind in bench.kinds:
         target = found.attempt(f"{kind} target", partial(bench.target, kind))
         if target is None:
             continue
@@ -147,9 +148,38 @@ def passes(bench: Bench, found: Found) -> None:
             what = f"{kind}, {nodes} nodes after {context}"
             row = found.attempt(what, partial(timed, target, kind, context, nodes))
             rows += [row] if row else []
-    found.figures |= {"rows": rows, "copy_gb_per_second": 1e-9 * copied}
+    fused = getattr(bench.target(bench.kinds[-1]), "fused", None)
+    promise = {"has_same_bits": fused.has_same_bits, "why_not": fused.why_not} if fused else {}
+    found.figures |= {"rows": rows, "copy_gb_per_second": 1e-9 * copied, **promise}
     header = ("target", "nodes", "cached", "ms", "GB/s", "of copy")
     bench.show("passes", header, [list(row.values()) for row in rows])
+
+
+@torch.inference_mode()
+def kernels(bench: Bench, found: Found) -> None:
+    """Sum up the time of a pass's kernels by their names, of stock graphs and of fused passes."""
+    rows: list[dict[str, Any]] = []
+    num_passes = bench.sized(10, 1)
+    for kind, nodes in product(bench.kinds, bench.sized((1, 16, TREE), (1,))):
+        target = bench.target(kind)
+        if kind == EAGER:
+            continue
+        cache, tree = target.new_cache(512 + nodes), draft_of(target, nodes)
+        for _ in range(2):  # the second is captured
+            time_pass(target, cache, tree, 512)
+        with torch.profiler.profile() as seen:
+            for _ in range(num_passes):
+                time_pass(target, cache, tree, 512)
+        of_device = [event for event in seen.key_averages() if event.device_time_total]
+        for event in sorted(of_device, key=lambda one: -one.device_time_total)[:MOST_KERNELS]:
+            each = {
+                "launches": event.count / num_passes,
+                "ms": event.device_time_total / num_passes / 1e3,
+            }
+            rows.append({"kind": kind, "nodes": nodes, "kernel": event.key[:60], **each})
+    found.figures["rows"] = rows
+    header = ("target", "nodes", "kernel", "launches", "ms")
+    bench.show("kernels of a pass", header, [list(row.values()) for row in rows])
 
 
 def _bytes_of_token(target: TargetModel, context: int) -> int:
@@ -172,7 +202,7 @@ def whole_steps(bench: Bench, found: Found) -> None:
         ("vanilla", "recycling-averaged", "recycling-auto", "hybrid"),
         ("vanilla", "recycling-averaged"),
     )
-    for kind, name in bench.in_time(product(KINDS, methods), found):
+    for kind, name in bench.in_time(product(bench.kinds, methods), found):
         what = f"{name}, {kind}"
         row = found.attempt(what, partial(_prepared_steps, bench, kind, name))
         if row is None:
