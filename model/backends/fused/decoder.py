@@ -13,9 +13,10 @@ Shapes: D size of a head, R of its numbers rotated, N outputs and K inputs of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from torch import nn
 from torch.nn import functional
 
 from ...kernels.norms import FusedNorm, find_norms, weighted, weighted_from_one
+from ..programs.capture import LayerCall
+from ..programs.layers import watched
 from ..proofs.support import layers_of
 
 # Positions of rotary tables, if the context allows as many: 64 MiB for heads of 128 numbers.
@@ -142,11 +145,8 @@ class _Watched(NamedTuple):
     """What a plain pass showed."""
 
     embedded: list[torch.Tensor]  # what the embedding returned
-    rows: list[torch.Tensor]  # that each layer read
-    embeddings: list[
-        tuple[torch.Tensor, torch.Tensor]
-    ]  # cosines and sines that each layer was given
     made: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]]  # calls of rotary modules
+    calls: dict[int, LayerCall]  # of the layers
 
 
 @torch.inference_mode(False)
@@ -171,15 +171,15 @@ def decoder_of(target: Any) -> Decoder:
     head = model.get_output_embeddings()
     if len(finals) != 1 or type(head) is not nn.Linear or head.bias is not None:
         raise NotFusedError("an output head, or a norm before it, of another kind")
-    watched = _watched(target, layers)
+    seen = _watched(target, layers)
     ropes: dict[int, Rope] = {}
     found = [
-        _Found(layer, norms).layer(_rope(target, watched, index, ropes), _window(config, index))
+        _Found(layer, norms).layer(_rope(target, seen, index, ropes), _window(config, index))
         for index, layer in enumerate(layers)
     ]
     decoder = Decoder(
         embedding=model.get_input_embeddings(),
-        embedding_scale=_scale(watched.embedded[0], watched.rows[0]),
+        embedding_scale=_scale(seen.embedded[0], seen.calls[0].rows),
         layers=found,
         norm=Norm.of(finals[0]),
         head=head.weight,
@@ -284,46 +284,36 @@ def _joined(parts: Sequence[nn.Parameter]) -> torch.Tensor:
 
 def _watched(target: Any, layers: Sequence[nn.Module]) -> _Watched:
     """Return what a plain pass of the model shows."""
-    found = _Watched([], [], [], [])
-
-    def note_layer(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = named.get("position_embeddings")
-        if not arguments or not isinstance(given, tuple) or len(given) != 2:
-            raise NotFusedError("layers that are not given rotary positions")
-        found.rows.append(arguments[0])
-        found.embeddings.append(given)
+    embedded: list[torch.Tensor] = []
+    made: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
+    thread = get_ident()  # others may run the model meanwhile
 
     def note_rotary(module: nn.Module, *call: Any) -> None:
-        found.made.append((module, *call))
+        if get_ident() == thread:
+            made.append((module, *call))
 
     def note_embedding(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
-        found.embedded.append(output)
+        if get_ident() == thread:
+            embedded.append(output)
 
     with ExitStack() as stack:
         embedding = target.model.get_input_embeddings()
         stack.callback(embedding.register_forward_hook(note_embedding).remove)
-        for layer in layers:
-            hook = layer.register_forward_pre_hook(note_layer, with_kwargs=True)
-            stack.callback(hook.remove)
-        for module in model_rotaries(target.model):
-            stack.callback(module.register_forward_hook(note_rotary, with_kwargs=True).remove)
-        target.plain_pass(NUM_WATCHED)
-    return found
+        for module in target.model.modules():
+            if any("inv_freq" in name for name in module._buffers):  # makes rotary positions
+                stack.callback(module.register_forward_hook(note_rotary, with_kwargs=True).remove)
+        calls = watched(layers, target.plain_pass, NUM_WATCHED).given
+    return _Watched(embedded, made, calls)
 
 
-def model_rotaries(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that make rotary positions: those with frequencies."""
-    for module in model.modules():
-        if any("inv_freq" in name for name in module._buffers):
-            yield module
-
-
-def _rope(target: Any, watched: _Watched, index: int, known: dict[int, Rope]) -> Rope:
+def _rope(target: Any, seen: _Watched, index: int, known: dict[int, Rope]) -> Rope:
     """Return the rotary table of a layer."""
-    given = watched.embeddings[index]
+    given = seen.calls[index].named.get("position_embeddings") if index in seen.calls else None
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise NotFusedError("layers that are not given rotary positions")
     if id(given) in known:
         return known[id(given)]
-    calls = [call for call in watched.made if call[3][0] is given[0]]
+    calls = [call for call in seen.made if call[3][0] is given[0]]
     if not calls:
         raise NotFusedError("rotary positions of which no module is known")
     module, arguments, named, _ = calls[0]

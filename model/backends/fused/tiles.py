@@ -34,28 +34,17 @@ class Tiles(NamedTuple):
     head: Tile
 
 
-_FEW = (
-    Tile(64, 128, 4, 4),
-    Tile(64, 128, 4, 3),
-    Tile(64, 128, 4, 3),
-    Tile(64, 64, 4, 6),
-    Tile(64, 128, 4, 4),
-)
-_SOME = (
-    Tile(64, 128, 4, 3),
-    Tile(64, 128, 4, 3),
-    Tile(64, 64, 4, 4),
-    Tile(64, 64, 4, 6),
-    Tile(64, 128, 4, 4),
-)
-_MANY = (Tile(128, 64, 8, 6), *(4 * (Tile(64, 64, 4, 4),)))
+_WIDE, _FLAT = Tile(64, 128, 4, 3), Tile(64, 64, 4, 4)
+_DEEP = Tile(64, 128, 4, 4)
+_FEW = Tiles((16, 0), _DEEP, _WIDE, _WIDE, Tile(64, 64, 4, 6), _DEEP)
+_MANY = Tiles((64, 0), Tile(128, 64, 8, 6), _FLAT, _FLAT, _FLAT, _FLAT)
 # By the most nodes of a pass; larger ones have several tiles of the last.
 TILES = {
-    16: Tiles((16, 0), *_FEW),
-    32: Tiles((32, 0), *_SOME),
-    64: Tiles((64, 0), *_MANY),
-    96: Tiles((64, 32), *_MANY),
-    128: Tiles((128, 0), *_MANY),
+    16: _FEW,
+    32: _FEW._replace(nodes=(32, 0), qkv=_WIDE, gated=_FLAT),
+    64: _MANY,
+    96: _MANY._replace(nodes=(64, 32)),
+    128: _MANY._replace(nodes=(128, 0)),
 }
 
 

@@ -52,7 +52,7 @@ def layer_programs(
 
     `run` runs a plain pass over so many tokens and returns its cache; `new_cache` makes an empty one of our passes.
     """
-    few, many = (_watched(layers, run, num_tokens) for num_tokens in (FEW, MANY))
+    few, many = (watched(layers, run, num_tokens) for num_tokens in (FEW, MANY))
     norms = find_norms(model, model.dtype, "cpu")
     config = model.config.get_text_config(decoder=True)
     shapes: dict[Hashable, tuple[Captured, Programs] | NoProgramError] = {}
@@ -82,7 +82,7 @@ def layer_programs(
     return LayerPrograms(found, model.dtype, attending)
 
 
-def _watched(layers: Sequence[nn.Module], run: Callable[[int], Any], num_tokens: int) -> _Calls:
+def watched(layers: Sequence[nn.Module], run: Callable[[int], Any], num_tokens: int) -> _Calls:
     """Run a plain pass; return what its layers were given, and returned."""
     given: dict[int, LayerCall] = {}
     returned: dict[int, Any] = {}
