@@ -23,7 +23,7 @@ from ..machine.files import BuildError, built
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("short_pass.cpp")
+SOURCE = Path(__file__).parent / "cpp" / "short_pass.cpp"
 HEADERS = sorted(SOURCE.parent.glob("*.h"))
 # torch's vector classes by the processor's instruction set.
 INSTRUCTIONS = {
