@@ -19,7 +19,9 @@ BUDGETS = ("fixed", "auto")
 STARTS = ("hot", "cold")
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 # How quantised weights are kept.
-WEIGHTS = ("auto", "native", "dequantised")
+IN_WHOLE_NUMBERS = "native-int8"
+NATIVE = ("native", IN_WHOLE_NUMBERS)
+WEIGHTS = ("auto", *NATIVE, "dequantised")
 # Logits divided by a temperature outside these bounds overflow or vanish in float32.
 TEMPERATURES = (1e-6, 1e6)
 

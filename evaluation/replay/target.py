@@ -89,8 +89,7 @@ class ReplayTarget(PassShapes):
     ) -> None:
         self.source = source
         self.device = torch.device("cpu")
-        # In half precision no near-tie is decided anew: the recorded choice is the model's.
-        self.dtype = torch.bfloat16
+        self.tie_margin = 0.0  # the recorded choice is the model's
         self.vocab_size = source.vocab_size
         self.num_tokens = sys.maxsize  # the prompts were read when they were recorded
         self.chain_only, self.head_share = source.chain_only, source.head_share

@@ -118,8 +118,9 @@ class SpeculativeDecoder:
             method: as for the decoder.
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
-            weights: of a GGUF file: "native" keeps them in their bits, "dequantised" unpacks them; "auto" is native
-                on the CPU, for the types that the kernel knows.
+            weights: of a GGUF file: "native" keeps them in their bits, "native-int8" also rounds activations to 8
+                bits and multiplies in whole numbers, "dequantised" unpacks them; "auto" is native on the CPU, for
+                the types that the kernel knows.
             options: the method's options. Of recycling:
                 `output_id_topk=8, tree_version="2.2.2", start="hot", policy=None, harvest_prompt=None`;
                 those of all others are listed in docs/methods.md. All else, such as `revision`, goes to

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..options import DTYPES, WEIGHTS, Options, option, temperature_of
+from ..options import DTYPES, NATIVE, WEIGHTS, Options, option, temperature_of
 from .command_line import CHECKOUT, UserError
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class ModelOptions(Options):
     weights: str = option(
         "auto",
         "of a GGUF file, or quantised by torchao: native: kept in their bits, which our kernel multiplies as they "
-        "are; dequantised: unpacked as they load; auto: native on a CPU, for the types that the kernel knows",
+        "are; native-int8: in whole numbers, with activations rounded to 8 bits, as llama.cpp does; dequantised: "
+        "unpacked as they load; auto: native on a CPU, for the types that the kernel knows",
         choices=WEIGHTS,
     )
     num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)
@@ -160,8 +161,8 @@ class ModelOptions(Options):
             raise ValueError(f"model_path: got none; give --model-path, {MODEL_PATHS}")
         # Sidecars and file names then say which folder a short name stands for.
         object.__setattr__(self, "model_path", resolve_model(self.model_path))
-        if self.weights == "native" and self.kernels == "off":
-            raise ValueError("weights: got native with kernels off; leave one of them out")
+        if self.weights in NATIVE and self.kernels == "off":
+            raise ValueError(f"weights: got {self.weights} with kernels off; leave one of them out")
 
 
 @dataclass(frozen=True, slots=True)

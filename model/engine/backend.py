@@ -67,7 +67,6 @@ class Hidden(Protocol):
 class Backend(Protocol):
     """A model that runs drafts. Its passes exclude each other; a pass of another thread waits."""
 
-    dtype: torch.dtype
     num_tokens: int  # that the input embedding has
 
     def check_model(self) -> None: ...  # as it was proved? A sequence begins with it
@@ -119,6 +118,10 @@ class Backend(Protocol):
 
     def device_step(self, drafting: Any, tie_margin: float, eos_ids: Collection[int]) -> Any:
         """Return a drafter's steps that run whole on the device; None if they cannot."""
+
+    @property
+    def tie_margin(self) -> float:
+        """The relative difference of logits below which plain decoding decides their order; 0: never."""
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, is plain decoding's bit for bit anyway."""

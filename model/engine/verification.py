@@ -20,7 +20,7 @@ import torch
 
 from .backend import Backend, Rows
 from .draws import DrawnNodes
-from .read_out import Candidates, Reader, read_out, tie_gap, tie_margin
+from .read_out import Candidates, Reader, read_out, tie_gap
 from .rules import SamplingRule, TokenRule
 from .tree import DraftTree, TreeTopology
 
@@ -190,14 +190,14 @@ class ReferenceRows:
     bit.
 
     A token that rounding could exchange is computed again as plain decoding computes it: the rows that
-    were read in another way are read again, in the same shapes as there. `margin` is as `tie_margin`.
+    were read in another way are read again, in the same shapes as there. `margin` is the backend's `tie_margin`.
     """
 
     def __init__(self, target: Backend, cache: Rows, prompt_length: int) -> None:
         self._target, self._cache, self._prompt_length = target, cache, prompt_length
         self._num_rows = 0
         self._is_reference = False  # whether the step under way is plain decoding itself
-        self.margin = tie_margin(target.dtype)
+        self.margin = target.tie_margin
 
     def read_prompt(self, num_tokens: int) -> None:
         """Take note of a chunk of the prompt that was read."""

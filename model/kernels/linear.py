@@ -25,12 +25,15 @@ Weights may stay in blocks of a few bits, as a GGUF file or torchao has them (`Q
 dequantises the blocks as it multiplies (`quantised_weights.h`), so a pass reads only their bytes. Its products have
 the bits of the same kernel's with the dequantised weights: in float32, or, for rows in bfloat16 on a processor with
 units for it, in bfloat16. A row has the same bits beside any others. The layers' own forward is that kernel, for
-prompts
-too: a model of them is a stock model, and all that runs it computes alike.
+prompts too: a model of them is a stock model, and all that runs it computes alike.
+
+After `multiply_whole` the layers are another model: rows are rounded to eight bits, and products summed as whole
+numbers (`whole_products.h`), as llama.cpp does. Their weights are repacked for it.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from types import MethodType
@@ -54,13 +57,18 @@ TYPES = {
 # Of torchao's numbers: a scale in float32, then whole numbers of eight bits.
 INT8 = (32, 36)
 NUMBERS = {size: numbers for numbers, size in (*TYPES.values(), INT8)}
+# Of repacked weights: numbers of a part, and rows side by side.
+PART, SIDE = 32, 16
+# What rounding to a whole number of eight bits changes, as a share of the largest number: a difference in the last
+# bit of an input can become as much.
+WHOLE_STEP = 2.0**-7
 
 
 class _Quantised(nn.Module):
     """The blocks of a weight; a `state_dict` has the dequantised one, under the usual name.
 
     Args:
-        blocks: [O, blocks of a row, bytes of a block], uint8.
+        blocks: [O, blocks of a row, bytes of a block], uint8; int8 once they are repacked for whole numbers.
         dtype: of the dequantised weight.
 
     Raises:
@@ -80,8 +88,7 @@ class _Quantised(nn.Module):
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the weight."""
-        rows, count, size = self.blocks.shape
-        return rows, count * NUMBERS[size]
+        return _shape(self.blocks)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -146,11 +153,32 @@ def quantised_weights(model: nn.Module) -> list[torch.Tensor]:
     return [*{id(module.blocks): module.blocks for module in quantised}.values()]
 
 
+def _shape(blocks: torch.Tensor) -> tuple[int, int]:
+    rows, count, size = blocks.shape
+    return rows, count * (PART if is_whole(blocks) else NUMBERS[size])
+
+
+def is_whole(weight: torch.Tensor) -> bool:
+    """Whether a weight is multiplied in whole numbers of eight bits."""
+    return weight.dtype == torch.int8 and weight.dim() == 3
+
+
+def multiply_whole(model: nn.Module) -> None:
+    """Let a model's quantised layers with a multiple of 16 outputs multiply in whole numbers of eight bits. A head
+    that was tied to the embedding then has weights of its own.
+    """
+    repacked: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, QuantisedLinear) and module.out_features % SIDE == 0:
+            blocks = module.blocks
+            if id(blocks) not in repacked:
+                repacked[id(blocks)] = torch.ops.token_recycling.packed(blocks)
+            module.blocks = repacked[id(blocks)]
+
+
 def num_weights(model: nn.Module) -> int:
     """Return the number of weights of a model or layer, quantised or not."""
-    quantised = sum(
-        len(one) * one.shape[1] * NUMBERS[one.shape[2]] for one in quantised_weights(model)
-    )
+    quantised = sum(math.prod(_shape(one)) for one in quantised_weights(model))
     return quantised + sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -188,7 +216,8 @@ class LinearKernels:
     ) -> None:
         has_exact = any(is_exact(layer.weight.dtype) for layer in layers)
         # The bytes of their blocks: passes over fewer bits cost less.
-        of_quantised = [f"packed-{size}" for size in sorted({one.shape[2] for one in quantised})]
+        kinds = sorted({(one.shape[2], is_whole(one)) for one in quantised})
+        of_quantised = [f"packed-{size}{'-int8' * whole}" for size, whole in kinds]
         names = [*(["few-rows"] if layers else []), *of_quantised]
         self.name = "+".join(names) or "as-they-are"
         self.is_plain = not has_exact

@@ -30,7 +30,8 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
 }
-BFLOAT16_UNITS = "-mavx512bf16"
+# Processors with units for bfloat16 have those for whole numbers of eight bits.
+BFLOAT16_UNITS, INT8_UNITS = "-mavx512bf16", "-mavx512vnni"
 # Of processors: torch's instruction set, and whether there are units for bfloat16.
 KINDS = (("AVX2", False), ("AVX512", False), ("AVX512", True))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -121,7 +122,7 @@ def _instructions(capability: str, has_units: bool) -> tuple[str, ...]:
         raise UnsupportedProcessorError(
             f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
         )
-    units = (BFLOAT16_UNITS,) if has_units else ()
+    units = (BFLOAT16_UNITS, INT8_UNITS) if has_units else ()
     of_torch = (f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
     return (*INSTRUCTIONS[capability], *units, *of_torch)
 

@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-from ...kernels.linear import INT8, TYPES, QuantisedLinear
+from ...kernels.linear import INT8, TYPES, QuantisedLinear, multiply_whole
 from ...kernels.short_pass import DTYPES, short_pass_kernel
 from ...machine.files import refuse_lfs_pointer, written_state
 from ...machine.hardware import begin_at_lines
 from ...machine.locks import SharedLock
-from ...options import WEIGHTS, unknown_name
+from ...options import IN_WHOLE_NUMBERS, NATIVE, WEIGHTS, unknown_name
 
 MAGIC = b"GGUF"
 # Transformers dequantises by the first, and places the tensors by the second.
@@ -146,10 +146,11 @@ def patched(names: dict[str, Any], values: dict[str, Any]) -> Iterator[None]:
 def choose_weights(
     path: str | Path, asked: str, device: torch.device | str, dtype: torch.dtype | str, config: Any
 ) -> str | None:
-    """Return how a model's weights are kept: "native" or "dequantised"; None: as transformers loads them.
+    """Return how a model's weights are kept: one of `WEIGHTS` but "auto"; None: as transformers loads them.
 
-    "auto" is native where it can be, for a GGUF file else dequantised. The dtype is that of what is computed; a
-    config may be a dictionary, and is read only for a folder or a hub name.
+    "native-int8" is native, and multiplied in whole numbers, as llama.cpp does. "auto" is native where it can be,
+    for a GGUF file else dequantised. The dtype is that of what is computed; a config may be a dictionary, and is
+    read only for a folder or a hub name.
 
     Raises:
         ValueError: for another word than `WEIGHTS`, and where they cannot be kept as it was asked for.
@@ -168,11 +169,11 @@ def choose_weights(
     if is_file:
         check_gguf(path)
     reason = _why_not_native(Path(path), kind, torch.device(device), dtype)
-    if asked == "native" and reason:
-        raise ValueError(f"weights: got native {reason}; or give dequantised")
+    if asked in NATIVE and reason:
+        raise ValueError(f"weights: got {asked} {reason}; or give dequantised")
     if reason:
         return "dequantised" if is_file else None
-    return "native"
+    return "native" if asked == "auto" else asked
 
 
 def _why_not_native(
@@ -207,15 +208,14 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     """
     if not is_gguf(path):
         model = keep_as(read(AutoModelForCausalLM, path, **words), weights)
-        begin_at_lines(model)
-        return model
+        return _at_lines(model, weights)
     check_gguf(path)
     from .quantised_gguf import Quantizer  # not in an older transformers
 
-    words["quantization_config"] = transformers.GgufConfig(dequantize=weights != "native")
+    words["quantization_config"] = transformers.GgufConfig(dequantize=weights not in NATIVE)
     with patched(AUTO_QUANTIZER_MAPPING, {"gguf": Quantizer}):
         model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
-    if weights == "native":
+    if weights in NATIVE:
         model.hf_quantizer.remove_quantization_config(model)
     if left := sorted(found["unexpected_keys"]):
         raise ValueError(
@@ -225,7 +225,13 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
     _parsed.cache_clear()
+    return _at_lines(model, weights)
+
+
+def _at_lines(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
     begin_at_lines(model)
+    if weights == IN_WHOLE_NUMBERS:
+        multiply_whole(model)
     return model
 
 
@@ -238,7 +244,7 @@ def keep_as(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
     if not weights or not quantised_as(model.config):
         return model
     for name, layer in list(_quantised(model)):
-        if weights != "native":
+        if weights not in NATIVE:
             layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
         elif (blocks := _blocks(layer.weight)) is not None:
             quantised = QuantisedLinear(blocks, layer.weight.dtype, layer.bias)

@@ -19,8 +19,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...engine.read_out import tie_margin
 from ...kernels.attention import AttentionKernels, attention_kernels
-from ...kernels.linear import LinearKernels, linear_kernels, num_weights, stored
+from ...kernels.linear import (
+    LinearKernels,
+    is_whole,
+    linear_kernels,
+    num_weights,
+    quantised_weights,
+    stored,
+)
 from ...kernels.measured_attention import LayerHeads
 from ...kernels.norms import FusedNorms, fused_norms
 from ...machine.hardware import machine_key, use_huge_pages
@@ -393,6 +401,16 @@ class LoadedModel:
             "norms": self.norms.name,
             "layers": self.programs.name,
         }
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether layers round their inputs to eight bits, and multiply whole numbers."""
+        return any(map(is_whole, quantised_weights(self.model)))
+
+    @property
+    def tie_margin(self) -> float:
+        """As `read_out.tie_margin`; rounding to eight bits makes more of a difference than any margin."""
+        return 0.0 if self.is_whole else tie_margin(self.dtype)
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, has reference arithmetic anyway."""

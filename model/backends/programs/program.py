@@ -55,7 +55,7 @@ def _drop_casts(graph: fx.Graph) -> None:
 def _use_few_rows(graph: fx.Graph) -> None:
     """Use the kernel for a few rows; layers without bias that share their inputs in one call."""
     groups: dict[Any, list[Any]] = {}
-    # Layers with quantised weights use it themselves; numbers and quantised weights do not share a call.
+    # Layers with quantised weights use it themselves; weights of several kinds do not share a call.
     for node in (*_nodes(graph, aten.linear.default), *_nodes(graph, ours.few_rows.default)):
         inputs, weight, *bias = node.args
         if weight.op != "placeholder":
@@ -63,8 +63,8 @@ def _use_few_rows(graph: fx.Graph) -> None:
         if bias and bias[0] is not None:
             _replace(graph, node, ours.few_rows.default, (inputs, weight, bias[0]))
         else:
-            groups.setdefault((inputs, node.target), []).append(node)
-    for (inputs, _), nodes in groups.items():
+            groups.setdefault((inputs, node.target, weight.meta["val"].dtype), []).append(node)
+    for (inputs, *_), nodes in groups.items():
         with graph.inserting_before(nodes[0]):
             together = graph.call_function(
                 ours.few_rows_of_layers.default, (inputs, [node.args[1] for node in nodes])

@@ -108,12 +108,15 @@ struct Q4_1 {
 template <int64_t SCALE_BYTES>
 struct EightBits {
   static constexpr int64_t SIZE = 32, BYTES = SCALE_BYTES + SIZE;
-  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
-    const Bytes block = row + part * BYTES, numbers = block + SCALE_BYTES;
+  static float scale(Bytes block) {
     float scale = half_at(block);
     if constexpr (SCALE_BYTES == sizeof(scale)) std::memcpy(&scale, block, sizeof(scale));
-    scaled(bytes_at(numbers), scale, weights);
-    scaled(bytes_at(numbers + 16), scale, weights + VECTORS / 2);
+    return scale;
+  }
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part * BYTES, numbers = block + SCALE_BYTES;
+    scaled(bytes_at(numbers), scale(block), weights);
+    scaled(bytes_at(numbers + 16), scale(block), weights + VECTORS / 2);
   }
 };
 
@@ -123,12 +126,18 @@ using Int8 = EightBits<4>;
 // A scale and an offset for each part, of six bits each.
 struct Q4_K {
   static constexpr int64_t SIZE = 256, BYTES = 144;
-  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
-    const Bytes block = row + part / 8 * BYTES, scales = block + 4;
-    const int64_t j = part % 8;
+  // Of the j-th part of a block.
+  static std::pair<float, float> scales(Bytes block, int64_t j) {
+    const Bytes scales = block + 4;
     const int scale = j < 4 ? scales[j] & 63 : (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4;
     const int offset = j < 4 ? scales[j + 4] & 63 : scales[j + 4] >> 4 | (scales[j] >> 6) << 4;
-    const Nibbles nibbles(half_at(block) * scale, -(half_at(block + 2) * offset));
+    return {half_at(block) * scale, -(half_at(block + 2) * offset)};
+  }
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part / 8 * BYTES;
+    const int64_t j = part % 8;
+    const auto [scale, offset] = scales(block, j);
+    const Nibbles nibbles(scale, offset);
     const Bytes numbers = block + 16 + j / 2 * 32;
     if (j % 2) {
       nibbles.high(bytes_at(numbers), weights);
@@ -143,19 +152,20 @@ struct Q4_K {
 // Four low and two high bits of each number, and a scale for each sixteen.
 struct Q6_K {
   static constexpr int64_t SIZE = 256, BYTES = 210;
-  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
-    const Bytes block = row + part / 8 * BYTES;
+  // The k-th sixteen numbers of a part.
+  static __m128i sixteen(Bytes block, int64_t part, int k) {
     const int64_t half = part % 8 / 4, j = part % 4;
     const Bytes low = block + half * 64 + j % 2 * 32, high = block + 128 + half * 32;
+    const __m128i low_shift = _mm_cvtsi32_si128(j / 2 * 4), high_shift = _mm_cvtsi32_si128(j * 2);
+    const __m128i four = _mm_and_si128(_mm_srl_epi16(bytes_at(low + 16 * k), low_shift), _mm_set1_epi8(15));
+    const __m128i two = _mm_and_si128(_mm_srl_epi16(bytes_at(high + 16 * k), high_shift), _mm_set1_epi8(3));
+    return _mm_sub_epi8(_mm_or_si128(four, _mm_slli_epi16(two, 4)), _mm_set1_epi8(32));
+  }
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part / 8 * BYTES;
     const auto scales = reinterpret_cast<const int8_t*>(block + 192 + part % 8 * 2);
     const float scale = half_at(block + 208);
-    const __m128i low_shift = _mm_cvtsi32_si128(j / 2 * 4), high_shift = _mm_cvtsi32_si128(j * 2);
-    for (int k = 0; k < 2; ++k) {
-      const __m128i four = _mm_and_si128(_mm_srl_epi16(bytes_at(low + 16 * k), low_shift), _mm_set1_epi8(15));
-      const __m128i two = _mm_and_si128(_mm_srl_epi16(bytes_at(high + 16 * k), high_shift), _mm_set1_epi8(3));
-      const __m128i numbers = _mm_sub_epi8(_mm_or_si128(four, _mm_slli_epi16(two, 4)), _mm_set1_epi8(32));
-      scaled(numbers, scale * scales[k], weights + k * VECTORS / 2);
-    }
+    for (int k = 0; k < 2; ++k) scaled(sixteen(block, part, k), scale * scales[k], weights + k * VECTORS / 2);
   }
 };
 

@@ -5,7 +5,8 @@
 // wide layers are processed in blocks and many rows some at a time, so that they stay in the nearest cache. An
 // output is one sum over the inputs, in the same order for any number of rows, so that the bits of a row do not
 // depend on the rows beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
-// Weights may lie in blocks of a few bits (quantised_weights.h): they are dequantised as they are multiplied.
+// Weights may lie in blocks of a few bits (quantised_weights.h): they are dequantised as they are multiplied. Repacked,
+// they are multiplied as whole numbers (whole_products.h).
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
@@ -26,6 +27,7 @@
 #include "row_operations.h"
 #include "short_attention.h"
 #include "short_pass.h"
+#include "whole_products.h"
 
 namespace {
 
@@ -124,12 +126,13 @@ void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int
   }
 }
 
-// A layer's weights [O, I], as numbers or in blocks (quantised_weights.h), bias [O] or none, and outputs [..., O].
+// A layer's weights [O, I], as numbers, in blocks or repacked, bias [O] or none, and outputs [..., O].
 struct Layer {
   at::Tensor weight, bias, outputs;
 };
 
 bool is_quantised(const at::Tensor& weight) { return weight.scalar_type() == at::kByte && weight.dim() == 3; }
+bool is_packed(const at::Tensor& weight) { return weight.scalar_type() == at::kChar && weight.dim() == 3; }
 
 // How inputs [n, I] are cut into blocks.
 template <typename X>
@@ -185,6 +188,23 @@ void add_quantised(const Blocks<Input<T>>& inputs, Bytes w, int64_t first, int64
   }
 }
 
+// Call `compute` with layers that share I inputs and the first and last of some outputs, in parallel; `side` outputs
+// stay together.
+template <typename Compute>
+void for_outputs(const std::vector<Layer>& layers, int64_t side, int64_t I, const Compute& compute) {
+  int64_t total = 0;
+  for (const Layer& layer : layers) total += layer.weight.size(0) / side;
+  at::parallel_for(0, total, std::max<int64_t>(1, GRAIN / (I * side)), [&](int64_t begin, int64_t end) {
+    int64_t before = 0;  // outputs of the layers before
+    for (const Layer& layer : layers) {
+      const int64_t count = layer.weight.size(0) / side;
+      const int64_t from = std::clamp<int64_t>(begin - before, 0, count), to = std::clamp<int64_t>(end - before, 0, count);
+      if (from < to) compute(layer, from * side, to * side);
+      before += count;
+    }
+  });
+}
+
 // Compute the outputs of layers that share their inputs, with rows and outputs of dtype T.
 template <typename T, bool IS_QUANTISED>
 void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
@@ -192,8 +212,9 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
   const int64_t I = rows.size(-1), n = rows.numel() / I;
   const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<X>::value).contiguous();
   const Blocks<X> blocks{inputs.const_data_ptr<X>(), n, I};
-  // Some outputs of a layer.
-  const auto compute = [&](const Layer& layer, int64_t begin, int64_t end, float* sums) {
+  for_outputs(layers, 1, I, [&](const Layer& layer, int64_t begin, int64_t end) {
+    std::vector<float> found(n * BAND);
+    float* const sums = found.data();
     const int64_t O = layer.weight.size(0);
     const T* b = layer.bias.defined() ? layer.bias.const_data_ptr<T>() : nullptr;
     T* y = layer.outputs.mutable_data_ptr<T>();
@@ -214,31 +235,43 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
         at::vec::convert(of_row, y + r * O + first, last - first);
       }
     }
-  };
-  int64_t total = 0;
-  for (const Layer& layer : layers) total += layer.weight.size(0);
-  at::parallel_for(0, total, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(n * BAND);
-    int64_t before = 0;  // outputs of the layers before
-    for (const Layer& layer : layers) {
-      const int64_t O = layer.weight.size(0);
-      const int64_t from = std::clamp<int64_t>(begin - before, 0, O), to = std::clamp<int64_t>(end - before, 0, O);
-      compute(layer, from, to, sums.data());
-      before += O;
-    }
   });
 }
 
-// The same for any dtype; weights are all in blocks, or all numbers.
+// The same with weights that are multiplied as whole numbers.
+template <typename T>
+void multiply_whole(const at::Tensor& rows, const std::vector<Layer>& layers) {
+  const int64_t I = rows.size(-1), n = rows.numel() / I;
+  const at::Tensor inputs = rows.to(at::kFloat).contiguous();
+  const WholeRows whole(inputs.const_data_ptr<float>(), n, I);
+  for_outputs(layers, SIDE, I, [&](const Layer& layer, int64_t begin, int64_t end) {
+    const int64_t O = layer.weight.size(0);
+    const T* b = layer.bias.defined() ? layer.bias.const_data_ptr<T>() : nullptr;
+    T* y = layer.outputs.mutable_data_ptr<T>();
+    for_packed(layer.weight.size(2), [&](auto packed) {
+      using P = decltype(packed);
+      const auto w = static_cast<Bytes>(layer.weight.const_data_ptr());
+      for (int64_t o = begin; o < end; o += SIDE) {
+        multiply_side_by_side<P>(whole, w + o * P::row_bytes(I), [&](int64_t r, float* sums) {
+          for (int64_t i = 0; b && i < SIDE; ++i) sums[i] += static_cast<float>(b[o + i]);
+          at::vec::convert(sums, y + r * O + o, SIDE);
+        });
+      }
+    });
+  });
+}
+
+// The same for any dtype; weights are all in blocks, all repacked, or all numbers.
 void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
   for_dtype(rows.scalar_type(), "few_rows", [&](auto number) {
     using T = decltype(number);
-    const bool quantised = is_quantised(layers.front().weight);
+    const auto kind = layers.front().weight.scalar_type();
     for (const Layer& layer : layers) {
       TORCH_CHECK(
-          is_quantised(layer.weight) == quantised, "few_rows: got quantised and other weights; allowed: weights of one kind a call");
+          layer.weight.scalar_type() == kind, "few_rows: got quantised and other weights; allowed: weights of one kind a call");
     }
-    quantised ? multiply<T, true>(rows, layers) : multiply<T, false>(rows, layers);
+    if (kind == at::kChar) return multiply_whole<T>(rows, layers);
+    kind == at::kByte ? multiply<T, true>(rows, layers) : multiply<T, false>(rows, layers);
   });
 }
 
@@ -248,6 +281,8 @@ Layer layer_for(const at::Tensor& rows, const at::Tensor& weight, const std::opt
   int64_t I = 0;
   if (is_quantised(weight)) {
     for_blocks(weight.size(2), [&](auto block) { I = weight.size(1) * decltype(block)::SIZE; });
+  } else if (is_packed(weight)) {
+    I = weight.size(1) * PART;
   } else if (weight.scalar_type() == dtype && weight.dim() == 2) {
     I = weight.size(1);
   }
@@ -255,7 +290,7 @@ Layer layer_for(const at::Tensor& rows, const at::Tensor& weight, const std::opt
       I > 0 && (!bias || bias->scalar_type() == dtype) && rows.dim() > 0 && rows.size(-1) == I &&
           (!bias || bias->numel() == weight.size(0)),
       "few_rows: got rows ", rows.dtype(), rows.sizes(), " and weight ", weight.dtype(), weight.sizes(),
-      "; allowed: rows [..., I], weight [O, I] and bias [O] of one dtype, or weight in blocks; I above 0");
+      "; allowed: rows [..., I], weight [O, I] and bias [O] of one dtype, or weight in blocks or repacked; I above 0");
   auto sizes = rows.sizes().vec();
   sizes.back() = weight.size(0);
   return {weight.contiguous(), bias ? bias->contiguous() : at::Tensor(), at::empty(sizes, rows.options())};
@@ -278,28 +313,74 @@ std::vector<at::Tensor> linears(const at::Tensor& rows, at::TensorList weights) 
   return outputs;
 }
 
-// The numbers [O, I] of weights in blocks.
-at::Tensor dequantised(const at::Tensor& weight, at::ScalarType dtype) {
-  const at::Tensor blocks = weight.contiguous();
-  at::Tensor numbers;
-  for_blocks(weight.size(2), [&](auto block) {
-    using Block = decltype(block);
-    const int64_t O = weight.size(0), I = weight.size(1) * Block::SIZE, stride = row_bytes<Block>(I);
-    numbers = at::empty({O, I}, weight.options().dtype(dtype));
-    for_dtype(dtype, "dequantised", [&](auto number) {
-      using T = decltype(number);
-      const Bytes from = blocks.const_data_ptr<uint8_t>();
-      T* to = numbers.mutable_data_ptr<T>();
-      at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
-        std::vector<float> row(I);
-        for (int64_t o = begin; o < end; ++o) {
-          unpack<Block>(from + o * stride, I, row.data());
-          at::vec::convert(row.data(), to + o * I, I);
-        }
-      });
+// Return the numbers [O, I] of weights, which `unpack_row(o, numbers)` writes in float32.
+template <typename Unpack>
+at::Tensor unpacked(const at::Tensor& weight, int64_t I, at::ScalarType dtype, const Unpack& unpack_row) {
+  const int64_t O = weight.size(0);
+  const at::Tensor numbers = at::empty({O, I}, weight.options().dtype(dtype));
+  for_dtype(dtype, "dequantised", [&](auto number) {
+    using T = decltype(number);
+    T* to = numbers.mutable_data_ptr<T>();
+    at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
+      std::vector<float> row(I);
+      for (int64_t o = begin; o < end; ++o) {
+        unpack_row(o, row.data());
+        at::vec::convert(row.data(), to + o * I, I);
+      }
     });
   });
   return numbers;
+}
+
+// The numbers [O, I] of weights in blocks, or repacked.
+at::Tensor dequantised(const at::Tensor& weight, at::ScalarType dtype) {
+  const at::Tensor all = weight.contiguous();
+  const auto from = static_cast<Bytes>(all.const_data_ptr());
+  at::Tensor numbers;
+  if (is_packed(weight)) {
+    const int64_t I = weight.size(1) * PART;
+    for_packed(weight.size(2), [&](auto packed) {
+      using P = decltype(packed);
+      numbers = unpacked(weight, I, dtype, [&](int64_t o, float* row) {
+        unpack_packed<P>(from + o / SIDE * SIDE * P::row_bytes(I), o % SIDE, I, row);
+      });
+    });
+    return numbers;
+  }
+  for_blocks(weight.size(2), [&](auto block) {
+    using Block = decltype(block);
+    const int64_t I = weight.size(1) * Block::SIZE;
+    numbers = unpacked(weight, I, dtype, [&](int64_t o, float* row) {
+      unpack<Block>(from + o * row_bytes<Block>(I), I, row);
+    });
+  });
+  return numbers;
+}
+
+// Weights [O, blocks, bytes] for products in whole numbers: int8 [O, I / 32, bytes of a part], a multiple of 16 outputs.
+at::Tensor packed(const at::Tensor& weight) {
+  TORCH_CHECK(
+      is_quantised(weight) && weight.size(0) % SIDE == 0, "packed: got ", weight.dtype(), weight.sizes(),
+      "; allowed: weights in blocks, with a multiple of ", SIDE, " outputs");
+  const at::Tensor blocks = weight.contiguous();
+  at::Tensor found;
+  for_blocks(weight.size(2), [&](auto block) {
+    using Block = decltype(block);
+    using P = decltype(packed_as(Block()));
+    const int64_t O = weight.size(0), parts = weight.size(1) * Block::SIZE / PART;
+    const int64_t stride = weight.size(1) * Block::BYTES;
+    found = at::empty({O, parts, P::BYTES / SIDE}, weight.options().dtype(at::kChar));
+    const Bytes from = blocks.const_data_ptr<uint8_t>();
+    const auto to = reinterpret_cast<uint8_t*>(found.mutable_data_ptr<int8_t>());
+    at::parallel_for(0, O / SIDE, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) {
+        for (int64_t part = 0; part < parts; ++part) {
+          repack<Block>(from + group * SIDE * stride, stride, part, to + (group * parts + part) * P::BYTES);
+        }
+      }
+    });
+  });
+  return found;
 }
 
 // Whether a comes before b among the largest: a NaN counts as the largest, as in torch.
@@ -412,6 +493,7 @@ TORCH_LIBRARY(token_recycling, library) {
       on_cpu(few_rows::attend), {at::Tag::flexible_layout});
   library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]", on_cpu(linears));
   library.def("dequantised(Tensor weight, ScalarType dtype) -> Tensor", on_cpu(dequantised));
+  library.def("packed(Tensor weight) -> Tensor", on_cpu(packed));
   library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor", on_cpu(few_rows::norm));
   library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor", on_cpu(few_rows::rotate));
   library.def(

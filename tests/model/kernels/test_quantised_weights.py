@@ -5,11 +5,17 @@ Run: pytest tests/model/kernels/test_quantised_weights.py
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from model.kernels.short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
+from tests.tracer import ROOT
 
 gguf = pytest.importorskip("gguf")
 
@@ -33,22 +39,24 @@ def _kernel() -> None:
     torch.manual_seed(0)
 
 
-def random_weight(name: str, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+def random_weight(
+    name: str, inputs: int, outputs: int = OUTPUTS
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return any weight of a type in blocks, and its numbers by `gguf`."""
     generator = np.random.default_rng(0)
     if name == INT8:
-        scales = generator.normal(0, 0.01, (OUTPUTS, inputs // 32, 1)).astype(np.float32)
-        whole = generator.integers(-128, 128, (OUTPUTS, inputs // 32, 32), dtype=np.int8)
+        scales = generator.normal(0, 0.01, (outputs, inputs // 32, 1)).astype(np.float32)
+        whole = generator.integers(-128, 128, (outputs, inputs // 32, 32), dtype=np.int8)
         blocks = np.concatenate((scales.view(np.uint8), whole.view(np.uint8)), axis=2)
-        return torch.from_numpy(blocks), torch.from_numpy((scales * whole).reshape(OUTPUTS, inputs))
+        return torch.from_numpy(blocks), torch.from_numpy((scales * whole).reshape(outputs, inputs))
     num_bytes, size, places = TYPES[name]
-    blocks = generator.integers(0, 256, (OUTPUTS, inputs // size, num_bytes), dtype=np.uint8)
+    blocks = generator.integers(0, 256, (outputs, inputs // size, num_bytes), dtype=np.uint8)
     for place in places:
         numbers = generator.normal(0, 0.01, (*blocks.shape[:2], 1)).astype(np.float16)
         blocks[:, :, place : place + 2] = numbers.view(np.uint8)
-    rows = blocks.reshape(OUTPUTS, -1)
+    rows = blocks.reshape(outputs, -1)
     numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name])
-    return torch.from_numpy(blocks), torch.from_numpy(numbers.reshape(OUTPUTS, inputs))
+    return torch.from_numpy(blocks), torch.from_numpy(numbers.reshape(outputs, inputs))
 
 
 def product(rows: torch.Tensor, numbers: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -112,3 +120,80 @@ def test_quantised_and_other_layers_do_not_share_a_call() -> None:
     blocks, numbers = random_weight("Q8_0", 256)
     with pytest.raises(RuntimeError, match=r"got quantised and other weights; allowed: "):
         ours.few_rows_of_layers(torch.randn(2, 256), [blocks, numbers])
+
+
+def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows as each 32 numbers are rounded to whole numbers with a scale, in float64."""
+    parts = rows.float().reshape(*rows.shape[:-1], -1, 32)
+    largest = parts.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest > 0, 127 / largest, torch.zeros_like(largest))
+    whole = (parts * inverse).round().double() * (largest / 127).double()
+    return whole.reshape(rows.shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*TYPES, INT8])
+def test_whole_numbers_are_multiplied_exactly_and_rows_keep_their_bits(
+    name: str, dtype: torch.dtype
+) -> None:
+    blocks, numbers = random_weight(name, 768, 48)
+    packed = ours.packed(blocks)
+    rows, bias = torch.randn(33, 768, dtype=dtype), torch.randn(48, dtype=dtype)
+    rows[3] = 0
+    rows[4, 5] = 1000
+    together = ours.few_rows(rows, packed, bias)
+    expected = in_eight_bits(rows) @ numbers.double().T + bias.double()
+    size = expected.abs().amax()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    assert float((together.double() - expected).abs().amax()) < tolerance * float(size)
+    assert not torch.equal(together, ours.few_rows(rows, blocks, bias)), "another arithmetic"
+    for num_rows in (*range(1, 10), 16, 33):
+        for first in (0, 33 - num_rows):
+            part = slice(first, first + num_rows)
+            assert torch.equal(ours.few_rows(rows[part], packed, bias), together[part]), num_rows
+    parts = ours.few_rows_of_layers(rows, [packed, packed])
+    assert all(torch.equal(part, ours.few_rows(rows, packed, None)) for part in parts)
+    for kind in DTYPES:
+        assert torch.equal(ours.dequantised(packed, kind), numbers.to(kind))
+
+
+def test_what_cannot_be_repacked_is_refused() -> None:
+    blocks, numbers = random_weight("Q4_1", 64)
+    for weight in (blocks, numbers):
+        with pytest.raises(RuntimeError, match=r"packed: got .*; allowed: weights in blocks, with"):
+            ours.packed(weight)
+
+
+WRITE = """
+import sys, torch
+from tests.model.kernels.test_quantised_weights import INT8, TYPES, products_in_whole_numbers
+torch.save(products_in_whole_numbers(), sys.argv[1])
+"""
+
+
+def products_in_whole_numbers() -> dict[str, torch.Tensor]:
+    assert short_pass_kernel()
+    rows = torch.randn(7, 768, generator=torch.Generator().manual_seed(1))
+    names = [*TYPES, INT8]
+    weights = {name: ours.packed(random_weight(name, 768, 48)[0]) for name in names}
+    return {name: ours.few_rows(rows, weight, None) for name, weight in weights.items()}
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="there is one set of instructions"
+)
+def test_whole_numbers_have_the_same_bits_with_any_instructions(tmp_path: Path) -> None:
+    file = tmp_path / "found.pt"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    words = [sys.executable, "-c", WRITE, str(file)]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    for name, found in torch.load(file).items():
+        assert torch.equal(found, products_in_whole_numbers()[name]), name
+
+
+def test_rows_that_are_no_numbers_stay_so() -> None:
+    blocks, _ = random_weight("Q4_1", 64, 16)
+    rows = torch.randn(3, 64)
+    rows[1, 40] = float("nan")
+    found = ours.few_rows(rows, ours.packed(blocks), None)
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()

@@ -114,6 +114,30 @@ def test_all_methods_give_the_tokens_of_generate(
     assert found == referee(TargetModel(dense), prompt_ids, 40, eos_id=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_whole_numbers_all_methods_give_the_tokens_of_plain_decoding(
+    dtype: torch.dtype, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "FEWEST_WEIGHTS", 0)  # of small models
+    exact, ids = read(file, True).to(dtype), torch.randint(3, 200, (1, 40))
+    model = read_weights(file, "native-int8", dtype=dtype).eval()
+    with torch.no_grad():
+        found, expected = model(ids).logits, exact(ids).logits
+    assert not torch.equal(found, expected), "another arithmetic"
+    assert float((found - expected).abs().mean()) < 0.05 * float(expected.std())
+    texts = {}
+    for method in ("vanilla", "recycling", "pld", "hybrid", "suffix"):
+        decoder = SpeculativeDecoder.from_pretrained(file, method, dtype, weights="native-int8")
+        assert decoder.target.linear_kernels.name.endswith("packed-20-int8")
+        assert decoder.target.programs.name == f"programs-{LAYERS}"
+        texts[method] = decoder.generate(ids, max_new_tokens=60).token_ids
+    assert all(text == texts["vanilla"] for text in texts.values())
+    assert num_weights(model) == num_weights(exact)
+    assert all(
+        torch.equal(one, exact.state_dict()[name]) for name, one in model.state_dict().items()
+    )
+
+
 def test_a_quantised_model_can_be_cast_copied_and_saved(
     file: Path, dense: Any, tmp_path: Path
 ) -> None:
