@@ -34,7 +34,7 @@ NOISE = 0.08
 # A deviation is cut to this many standard deviations: such a step was disturbed.
 FURTHEST = 2.0
 # Loss that drafting may make before a pause, in root-only steps: at first, and after a pause.
-FIRST_BALANCE, SECOND_BALANCE = 6.0, 3.0
+FIRST_BALANCE, SECOND_BALANCE = 12.0, 3.0
 # Root-only steps: at the start (to learn their cost), in a first pause, and at most in a repeated one, if drafting
 # lost at most one step beyond the balance.
 FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 6, 32, 128
