@@ -27,7 +27,7 @@ from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL, KNOWN_MODELS, MODELS_FOLDER
 from model.methods import METHODS, drafter_class, words_of
-from model.options import chosen
+from model.options import IN_WHOLE_NUMBERS, chosen
 from scripts.results.pack import groups_of
 
 # The folder of a comparison of methods with the options that each has by default.
@@ -305,7 +305,8 @@ def _column(group: Group) -> str:
     facts = group.facts
     model = facts["model"].partition("@")[0]
     threads = f"{facts['threads']} thread{'s' * (facts['threads'] != '1')}"
-    return f"{MODEL_TITLES.get(model, model)}, {facts['dtype']}, {threads}"
+    weights = f", {IN_WHOLE_NUMBERS}" * (facts.get("weights") == IN_WHOLE_NUMBERS)
+    return f"{MODEL_TITLES.get(model, model)}{weights}, {facts['dtype']}, {threads}"
 
 
 def _captioned(groups: Sequence[Group], table: str) -> str:
