@@ -22,7 +22,6 @@ from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter, PacedDrafter
-from model.engine import verification
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, Needs, VerifiedStep
 from model.engine.loop import generate
@@ -139,7 +138,7 @@ def test_a_known_beginning_is_read_again_for_its_states() -> None:
 
 @torch.inference_mode()
 def test_near_ties_leave_the_states_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "tie_margin", lambda dtype: 0.3)
+    monkeypatch.setattr(TargetModel, "tie_margin", 0.3)
     target = target_of(LLAMA)
     expected = referee(target, PROMPT, 20)
     watcher = Watcher(target, (FINAL,), expected)
