@@ -208,7 +208,7 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     """
     if not is_gguf(path):
         model = keep_as(read(AutoModelForCausalLM, path, **words), weights)
-        return _at_lines(model, weights)
+        return _arranged(model, weights)
     check_gguf(path)
     from .quantised_gguf import Quantizer  # not in an older transformers
 
@@ -225,10 +225,11 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
     _parsed.cache_clear()
-    return _at_lines(model, weights)
+    return _arranged(model, weights)
 
 
-def _at_lines(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
+def _arranged(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
+    """Return the model with its weights where kernels read them fast, repacked if they ask for that."""
     begin_at_lines(model)
     if weights == IN_WHOLE_NUMBERS:
         multiply_whole(model)

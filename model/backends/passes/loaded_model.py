@@ -402,7 +402,7 @@ class LoadedModel:
             "layers": self.programs.name,
         }
 
-    @property
+    @FoundOnce
     def is_whole(self) -> bool:
         """Whether layers round their inputs to eight bits, and multiply whole numbers."""
         return any(map(is_whole, quantised_weights(self.model)))
