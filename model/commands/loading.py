@@ -26,7 +26,7 @@ from ..api.loading.weights import (
     read_weights,
 )
 from ..backends.graphs.graphed_target import graphed
-from ..backends.proofs.self_test import self_test
+from ..backends.proofs.self_test import prove
 from ..backends.proofs.support import UnsupportedModelError, context_limit
 from ..backends.target import TargetModel
 from ..budget import memory as saved
@@ -246,7 +246,7 @@ def _say(line: str) -> None:
 
 
 def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
-    """Load the weights and run the self-test."""
+    """Load the weights and prove the model."""
     placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
     # Or transformers asks the hub's bot to convert pickles, in a thread beside the answers that are timed.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
@@ -262,7 +262,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             **placement,
         )
         target = target_of(model.eval() if placement else model.eval().to(checked.device), options)
-        self_test(target, say=_say)
+        prove(target, say=_say)
     except UnsupportedModelError as error:
         raise UserError(str(error)) from error
     except LOADING_ERRORS as error:

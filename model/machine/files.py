@@ -1,8 +1,8 @@
-"""Atomic file writes, fingerprints, and what is kept on disk: measurements of this machine, and compiled C++.
+"""Atomic file writes, fingerprints, and what is kept on disk: what was found on this machine, and compiled C++.
 
-After a crash a file is the old one or all of the new one. Measurements are one JSON file per model, device, dtype
-and number of threads, in the folder `TOKEN_RECYCLING_CACHE`, by default `token-recycling` in the user's cache
-folder. Delete a file there to measure again.
+After a crash a file is the old one or all of the new one. Measured times, and self-tests that were passed, are one
+JSON file per model, device, dtype and number of threads, in the folder `TOKEN_RECYCLING_CACHE`, by default
+`token-recycling` in the user's cache folder. Delete a file there to measure or test again.
 
 The wheel of a platform carries the C++ libraries in `PREBUILT`. What is not there is built by the system's compiler
 at its first use, once per version of its files and options, where torch keeps its extensions

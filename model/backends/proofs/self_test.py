@@ -29,9 +29,11 @@ from torch import nn
 
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.linear import WHOLE_STEP
+from ...machine.files import read_measured, write_measured
 from ...machine.hardware import give_back_threads
 from ..passes.weights import Weights
 from ..target import TargetModel
+from .kept_verdict import NAME, verdict_key
 from .plain_decoding import PlainDecoding, plain_logits, run_plainly, with_short_windows
 from .snapshot import ModelSnapshot
 from .support import UnsupportedModelError, new_cache
@@ -134,12 +136,27 @@ class ProofVerdict(NamedTuple):
     error: float  # the largest difference between logits
     findings: Findings
 
+    def write(self, key: str | None) -> None:
+        """Keep it for later starts, unless the key is None."""
+        if key is not None:
+            write_measured(NAME, key, {"error": self.error, **self.findings._asdict()})
 
-def prove(target: TargetModel) -> float:
+    @classmethod
+    def read(cls, key: str | None, target: TargetModel, sums: list[int]) -> ProofVerdict | None:
+        """Return what an earlier start found of a target; None if nothing is kept."""
+        found: Any = read_measured(NAME, key) if key is not None else None
+        if not isinstance(found, dict) or found.keys() != {"error", *Findings._fields}:
+            return None
+        findings = Findings(*(found[name] for name in Findings._fields))
+        return cls(target.snapshot.code, sums, found["error"], findings)
+
+
+def prove(target: TargetModel, say: Callable[[str], object] = logger.info) -> float:
     """Self-test a model, unless it passed the same test before, with the same code; and again when that changes.
 
-    A model with hooks, with a forward of its own or compiled is tested every time: what it computes
-    cannot be told from its classes.
+    What an earlier start on this machine proved of the same weights and code counts (`kept_verdict`). A model with
+    hooks, with a forward of its own or compiled is tested every time: what it computes cannot be told from its
+    classes.
 
     Returns:
         The largest difference between logits.
@@ -155,17 +172,27 @@ def prove(target: TargetModel) -> float:
         verdicts = _VERDICTS.setdefault(model, {}).setdefault(settings, [])
         weights = Weights.of(target)
         is_plain = not own.is_on_modules and all(map(_is_plain, model.modules()))
-        sums = weights.sums if weights is not None and is_plain else None
+        if weights is None or not is_plain:
+            return self_test(target, say=say)
+        sums = weights.sums
         verdict = next((one for one in verdicts if one.code == code and one.weights == sums), None)
         if verdict is None:
-            error = self_test(target)
-            if sums is not None:
+            key = verdict_key(settings, code, sums)
+            verdict = ProofVerdict.read(key, target, sums)
+            if verdict is None:
+                error = self_test(target, say=say)
                 verdict = ProofVerdict(target.snapshot.code, sums, error, Findings.of(target))
-                verdicts[:] = [verdict, *verdicts[: MOST_VERDICTS - 1]]
-            return error
-    if verdict.findings.chain_reason and not target.chain_reason:
-        _use_chains(target, verdict.findings.chain_reason)
-    verdict.findings.set_on(target)
+                verdict.write(key)
+            verdicts[:] = [verdict, *verdicts[: MOST_VERDICTS - 1]]
+    found = verdict.findings
+    if found.chain_reason and not target.chain_reason:
+        _use_chains(target, found.chain_reason)
+    if target.use_kernels and not found.use_kernels:
+        message = (
+            "model type %s: kernels are off, since a draft failed with them in an earlier test"
+        )
+        logger.warning(message, target.config.model_type)
+    found.set_on(target)
     return verdict.error
 
 

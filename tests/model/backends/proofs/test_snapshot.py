@@ -34,9 +34,9 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> list[TargetModel]:
     tested: list[TargetModel] = []
     original = module.self_test
 
-    def counted(target: TargetModel) -> float:
+    def counted(target: TargetModel, **options: Any) -> float:
         tested.append(target)
-        return original(target)
+        return original(target, **options)
 
     monkeypatch.setattr(module, "self_test", counted)
     return tested
