@@ -75,6 +75,7 @@ def read_or_measure(target: TargetModel) -> CostModel:
 
     A measurement that other work disturbed serves this process only.
     """
+    target.pages.finish()  # passes are slow meanwhile
     names = [target.linear_kernels.name, target.attention.name]
     if target.programs:
         names.append(target.programs.name)

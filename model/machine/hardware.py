@@ -26,10 +26,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -72,18 +72,34 @@ def begin_at_lines(model: nn.Module) -> None:
             parameter.data = parameter.data.clone()
 
 
-def use_huge_pages(tensors: Iterable[torch.Tensor]) -> Thread | None:
-    """Put tensors' memory into huge pages, in a thread that ends by itself; return it, None without any.
+class HugePages:
+    """Puts the memory of tensors into huge pages: in a thread, or at once.
 
-    Nothing is copied into other tensors: texts may be decoded meanwhile. What cannot be a huge page stays as it is.
+    Nothing is copied into other tensors: texts may be decoded meanwhile, but slower. What cannot be a huge page
+    stays as it is.
     """
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
-    if sys.platform != "linux" or not storages:
-        return None
-    # The thread keeps the storages, whose memory must not be freed meanwhile.
-    thread = Thread(target=_collapse, args=(storages,), daemon=True, name="huge-pages")
-    thread.start()
-    return thread
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._storages = [one.untyped_storage() for one in tensors if one.device.type == "cpu"]
+        self._collapsing = Lock()
+
+    def start(self, lock: AbstractContextManager[Any]) -> None:
+        """Begin in a thread, which ends by itself, once nobody holds a lock."""
+
+        def run() -> None:
+            with lock:
+                pass
+            self.finish()
+
+        if sys.platform == "linux" and self._storages:
+            Thread(target=run, daemon=True, name="huge-pages").start()
+
+    def finish(self) -> None:
+        """Return when all is done."""
+        with self._collapsing:
+            if sys.platform == "linux":
+                _collapse(self._storages)
+            self._storages = []  # whose memory may be freed now
 
 
 def huge_pages_are_possible() -> bool:

@@ -31,7 +31,7 @@ from ...kernels.linear import (
 )
 from ...kernels.measured_attention import LayerHeads
 from ...kernels.norms import FusedNorms, fused_norms
-from ...machine.hardware import machine_key, use_huge_pages
+from ...machine.hardware import HugePages, machine_key
 from ...machine.locks import SharedLock
 from ...machine.own_forwards import OwnForwards, is_in_pass
 from ..programs.layers import layer_programs
@@ -183,7 +183,7 @@ class LoadedModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy, whose model has a lock and layers of its own."""
-        own = ("lock", "snapshot", "_known")
+        own = ("lock", "snapshot", "_known", "pages")
         return {name: value for name, value in vars(self).items() if name not in own} | {
             "_swaps": {},
             "_are_reference": {},
@@ -325,9 +325,7 @@ class LoadedModel:
         """The kernels of linear layers; built at the first call."""
         if not self.use_kernels:
             return LinearKernels([])
-        kernels = linear_kernels(self.model, self.dtype)
-        use_huge_pages(kernels.weights)
-        return kernels
+        return linear_kernels(self.model, self.dtype)
 
     @FoundOnce
     def norms(self) -> FusedNorms:
@@ -339,6 +337,16 @@ class LoadedModel:
     @FoundOnce
     def programs(self) -> LayerPrograms:
         """The layers that passes run as programs; captured at the first call."""
+        found = self._programs()
+        self.pages.start(self.lock)  # after this pass, which it would slow down
+        return found
+
+    @FoundOnce
+    def pages(self) -> HugePages:
+        """The memory of weights that kernels read."""
+        return HugePages(self.linear_kernels.weights)
+
+    def _programs(self) -> LayerPrograms:
         is_for_them = self.linear_kernels and self.attention
         if not is_for_them or self.snapshot.own.is_on_modules:
             return LayerPrograms({}, self.dtype)

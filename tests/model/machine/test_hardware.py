@@ -8,31 +8,47 @@ from __future__ import annotations
 import platform
 import sys
 from pathlib import Path
+from threading import Event, Lock
 
 import pytest
 import torch
 
 from model.machine import hardware
+from tests.hang import HANG
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux has them")
-def test_tensors_stay_as_they_are() -> None:
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_tensors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    monkeypatch.setattr(sys, "platform", system)
     tensors = [torch.randn(size) for size in (10, 3 * hardware.PAGE // 4, 1)]
     before = [(one.data_ptr(), one.clone()) for one in tensors]
-    thread = hardware.use_huge_pages([*tensors, torch.empty(0)])
-    assert thread is not None
-    thread.join()
+    hardware.HugePages([*tensors, torch.empty(0)]).finish()
     for tensor, (place, numbers) in zip(tensors, before, strict=True):
         assert tensor.data_ptr() == place and torch.equal(tensor, numbers)
 
 
-def test_without_tensors_no_thread_is_started() -> None:
-    assert hardware.use_huge_pages([]) is None
+def test_pages_wait_for_what_they_would_slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    done = Event()
+    monkeypatch.setattr(hardware, "_collapse", lambda storages: storages and done.set())
+    held = Lock()
+    with held:
+        hardware.HugePages([torch.ones(1)]).start(held)
+        assert not done.wait(0.2)
+    assert done.wait(HANG)
 
 
-def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert hardware.use_huge_pages([torch.ones(1)]) is None
+def test_pages_that_are_waited_for_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    made: list[int] = []
+    monkeypatch.setattr(hardware, "_collapse", lambda storages: made.append(len(storages)))
+    held = Lock()
+    with held:
+        pages = hardware.HugePages([torch.ones(1)])
+        pages.start(held)
+        pages.finish()
+        pages.finish()
+        assert made == [1, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has them")
