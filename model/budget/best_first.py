@@ -79,6 +79,9 @@ def chain_of(root: int, tokens: Sequence[int]) -> Guesses:
 class Guesser(Drafter):
     """A drafter whose guesses another one can take; this base has none."""
 
+    # Whether a prompt's states may wait until it guesses, which it may never be asked to.
+    reads_late = False
+
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
         """Return what it would draft from, in the place of `propose`; None if it knows nothing of the sequence
         yet.

@@ -173,6 +173,11 @@ class CostModel:
     def __post_init__(self) -> None:
         self._corrections = [SizeCorrection() for _ in self.sizes]
 
+    @property
+    def has_drafted(self) -> bool:
+        """Whether the first pause is over, and a step has drafted."""
+        return self._num_learned > 0
+
     def fresh(self, drafting: CostModel | None = None) -> CostModel:
         """Return the same curve without anything learned, for another drafter, whose steps differ.
 

@@ -40,19 +40,29 @@ class CostAwareDrafter(Drafter):
 
     # Whether `propose` reads `budget.cost_curve`, so that step costs must be measured.
     wants_costs: bool = False
+    # Ways in which it drafts, such as with and without heads.
+    num_ways: int = 1
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        self._costs: list[CostModel] = []  # one, once it is known; siblings share it
+        self._costs: list[CostModel] = []  # of each way, once they are known; siblings share them
+
+    @property
+    def way(self) -> int:
+        """The way of the next step."""
+        return 0
 
     @property
     def costs(self) -> CostModel | None:
         """Costs of steps with this drafter and its siblings, measured and then corrected by their steps."""
-        return self._costs[0] if self._costs else None
+        return self._costs[self.way] if self._costs else None
 
     @costs.setter
     def costs(self, costs: CostModel) -> None:
-        self._costs[:] = [costs]
+        self._costs[:] = [costs, *(costs.fresh() for _ in range(1, self.num_ways))]
+
+    def learn_time(self, num_tokens: int, nanoseconds: int) -> None:
+        """Learn how many tokens a whole step gave, and how long it took."""
 
     def for_target(self, target: TargetModel) -> Drafter:
         """Return this drafter, wrapped in a `PacedDrafter` if it wants costs."""
@@ -71,8 +81,14 @@ class PacedDrafter(Drafter):
         self._drafter, self._target = drafter, target
         self.max_nodes, self.needs = drafter.max_nodes, drafter.needs
         self._needs_in_rest = replace(drafter.needs, num_candidates=0, logit_samples=False)
-        self._costs = drafter.costs or step_costs(target).fresh(drafter.draft_costs())
-        drafter.costs = self._costs
+        if not drafter.costs:
+            drafter.costs = step_costs(target).fresh(drafter.draft_costs())
+
+    @property
+    def _costs(self) -> CostModel:
+        costs = self._drafter.costs
+        assert costs
+        return costs
 
     def sibling(self) -> Self:
         return type(self)(self._drafter.sibling(), self._target)
@@ -110,6 +126,8 @@ class PacedDrafter(Drafter):
         taken = self._target.now_ns() - self._begun
         if self._target.num_prepared == self._num_prepared:
             self._costs.learn(step.tree.topology.num_nodes, len(tokens), self._num_cached, taken)
+            if self._costs.has_drafted:
+                self._drafter.learn_time(len(tokens), taken)
 
 
 class BatchBudget:

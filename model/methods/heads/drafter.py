@@ -27,8 +27,8 @@ from .replayed import MOST_REPLAYED, TIMES, ReplayedCalls, ReplayedRows
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
-# Hidden states that wait to be read, at most: a rest may be long.
-MOST_UNREAD = 64
+# Hidden states that wait to be read, at most: a rest may be long. Of a prompt that may wait more do.
+MOST_UNREAD, MOST_LATE = 64, 4096
 # The static tree of Medusa and Hydra: the most useful nodes come first.
 TREE = "mc_sim_7b_63"
 TREE_FILE = Path(__file__).parent / "templates" / f"{TREE}.json"
@@ -133,10 +133,13 @@ class StateReader(Guesser, Generic[Text]):
     @torch.inference_mode()
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         """Read a chunk of the prompt: C hidden states, each with the token after it."""
-        assert self._text is not None
         begin, end = self._num_read, self._num_read + len(token_ids)
-        self._text.read(self._prompt_ids[begin + 1 : end + 1], hidden)
         self._num_read = end
+        most = self._most_unread
+        kept = hidden.clone() if most > MOST_UNREAD else hidden
+        self._unread.append((self._prompt_ids[begin + 1 : end + 1], kept))
+        if most == MOST_UNREAD or end > most:
+            self.read_text()
 
     @torch.inference_mode()
     def observe(self, step: VerifiedStep) -> None:
@@ -145,8 +148,14 @@ class StateReader(Guesser, Generic[Text]):
             assert step.hidden is not None
             path = uploaded(step.acceptance.path, step.hidden.device)
             self._unread.append((step.acceptance.tokens, step.hidden[path]))
-            if sum(len(tokens) for tokens, _ in self._unread) > MOST_UNREAD:
+            if sum(len(tokens) for tokens, _ in self._unread) > self._most_unread:
                 self.read_text()
+
+    @property
+    def _most_unread(self) -> int:
+        """Hidden states that may wait; where passes are replayed a prompt costs little, and does not wait."""
+        is_late = self.reads_late and getattr(self._text, "fixed", None) is None
+        return MOST_LATE if is_late else MOST_UNREAD
 
     def read_text(self) -> Text | None:
         """Read what is unread; return the text, or None if the model is not known."""

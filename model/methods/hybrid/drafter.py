@@ -37,6 +37,7 @@ from ...engine.tree import DraftTree
 from ...options import Options, budget_option, option, start_option
 from .. import METHODS, drafter_class
 from ..heads.mtp.guesser import MtpGuesser
+from .asking import Asking
 from .candidate_pool import CandidatePool, library_of_pool
 from .tables import LONGEST_KEY
 
@@ -93,8 +94,12 @@ class HybridDrafter(CostAwareDrafter):
             cold_start=config.start == "cold",
         )
         self._head = _head_of(config.head, vocab_size, device)
+        self._asking = Asking()
         self._take_needs()
         self.wants_costs = config.budget == "auto"
+        if config.head and self.wants_costs:
+            self.num_ways = 2
+            self._head.reads_late = True
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
             2**config.table_bits,
@@ -123,6 +128,7 @@ class HybridDrafter(CostAwareDrafter):
 
     def for_target(self, target: TargetModel) -> Drafter:
         self._head.for_target(target)
+        self._asking.begin_text()
         self._take_needs()
         return super().for_target(target)
 
@@ -131,8 +137,18 @@ class HybridDrafter(CostAwareDrafter):
         super().prepare(target, num_tokens)  # what is captured after this is late
 
     def _take_needs(self) -> None:
-        layers, size = self._head.needs.hidden_layers, self._head.needs.hidden_size
+        layers = self._head.needs.hidden_layers if self._asking.wants_states else ()
+        size = self._head.needs.hidden_size
         self.needs = replace(self.needs, hidden_layers=layers, hidden_size=size)
+
+    @property
+    def way(self) -> int:
+        """1: with its heads left out."""
+        return int(not self._asking.is_asked)
+
+    def learn_time(self, num_tokens: int, nanoseconds: int) -> None:
+        if self.num_ways > 1:
+            self._asking.learn(num_tokens, nanoseconds)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._head.start(prompt_ids)
@@ -167,7 +183,8 @@ class HybridDrafter(CostAwareDrafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Write rows for every node, the accepted path last, and index the new tokens."""
-        self._head.observe(step)
+        if self.needs.hidden_layers:
+            self._head.observe(step)
         if len(step.acceptance.candidates.token_ids[0]) < self.config.output_id_topk:
             self._pool.append(step.acceptance.tokens)  # a step in a rest, of which no rows are read
         else:
@@ -175,12 +192,12 @@ class HybridDrafter(CostAwareDrafter):
 
     def _begun(self, context: Sequence[int], budget: DraftBudget) -> DraftBudget:
         """Take the guesses of a hint, else of the head, for a draft within a budget; return its limits."""
-        hinted = self._hinted
-        if (
-            guesses := chain_of(context[-1], hinted)
-            if hinted
-            else self._head.guesses(context, budget)
-        ):
+        guesses = None
+        if self._hinted:
+            guesses = chain_of(context[-1], self._hinted)
+        elif self._asking.is_asked and self.needs.hidden_layers:
+            guesses = self._head.guesses(context, budget)
+        if guesses:
             self._pool.guide(guesses)
         return replace(budget, max_depth=min(budget.max_depth, MAX_DEPTH))
 
