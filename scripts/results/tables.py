@@ -304,9 +304,10 @@ def _by_title(group: Group) -> dict[str, Measured]:
 def _column(group: Group) -> str:
     facts = group.facts
     model = facts["model"].partition("@")[0]
-    threads = f"{facts['threads']} thread{'s' * (facts['threads'] != '1')}"
     weights = f", {IN_WHOLE_NUMBERS}" * (facts.get("weights") == IN_WHOLE_NUMBERS)
-    return f"{MODEL_TITLES.get(model, model)}{weights}, {facts['dtype']}, {threads}"
+    plural = "s" * (facts["threads"] != "1")
+    threads = f", {facts['threads']} thread{plural}" * (facts["threads"] != "None")  # of a curve
+    return f"{MODEL_TITLES.get(model, model)}{weights}, {facts['dtype']}{threads}"
 
 
 def _captioned(groups: Sequence[Group], table: str) -> str:
