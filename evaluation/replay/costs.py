@@ -112,6 +112,7 @@ def measure(target: TargetModel, name: str, model_path: str) -> StepCosts:
     contexts, longest = contexts_of(target), target.context_limit() or sys.maxsize
     room = longest - contexts[1]
     sizes = [size for size in SIZES if size <= room and target.padded_size(size) == size]
+    target.pages.finish()
     target.warm_up(contexts[1], sizes)
     cache = target.new_cache(contexts[1] + SIZES[-1])
     trees = {size: draft_of(target, size) for size in sizes}

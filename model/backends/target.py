@@ -149,9 +149,6 @@ class TargetModel(PassShapes, LoadedModel):
     Args and errors as of `LoadedModel`.
     """
 
-    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        self.pages.finish()
-
     def like(self, model: PreTrainedModel) -> TargetModel:
         """Return a target for another model on the same device, whose passes run as those of this one."""
         return TargetModel(model, self.use_kernels)

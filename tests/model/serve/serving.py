@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import uvicorn
 
-from model.serve.__main__ import listening_socket
+from model.serve.__main__ import KEEP_ALIVE, listening_socket
 from model.serve.app import make_app
 from model.serve.options import ServeOptions
 from model.serve.service import Service
@@ -48,7 +48,10 @@ def serving(method: str = "recycling", **options: Any) -> Iterator[Served]:
     """Serve the demo model with a method."""
     given = ServeOptions(**{"port": 0, "request_seconds": int(HANG), **options})
     service = Service(decoder_for(method, *demo()), given, NAME)
-    config = uvicorn.Config(make_app(service), log_level="warning", lifespan="off")
+    # As the command: with uvicorn's 5 s a connection may be closed while httpx, which keeps one as long, uses it.
+    config = uvicorn.Config(
+        make_app(service), log_level="warning", lifespan="off", timeout_keep_alive=KEEP_ALIVE
+    )
     server = uvicorn.Server(config)
     with listening_socket(given) as place:
         port = place.getsockname()[1]
