@@ -11,30 +11,21 @@ import hashlib
 import sys
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
-from types import ModuleType
+from contextlib import suppress
+from functools import cache, partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from ...kernels.short_pass import short_pass_kernel
 from ...machine.packages import PACKAGE, versions
+from .snapshot import PLAIN
 
 NAME = "proof"
 # Packages whose versions, or files, are in the key.
 KNOWN = {*sys.stdlib_module_names, "torch", "transformers", __name__.partition(".")[0]}
-PLAIN = (
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.Size,
-)
+CONSTANT = (*PLAIN, torch.layout, torch.Size)
 
 
 class _UnknownCode(Exception):
@@ -65,27 +56,37 @@ def verdict_key(
 def _own_files() -> str:
     """Return a hash of the files of this package."""
     files = sorted(one for kind in ("py", "h", "cpp") for one in PACKAGE.rglob(f"*.{kind}"))
-    found = hashlib.sha256()
-    for file in files:
-        found.update(file.read_bytes())
-    return found.hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _words(value: Any) -> str:
-    """Return a text that is equal for equal values in every process."""
-    if isinstance(value, PLAIN):
+def _words(value: Any, around: tuple[int, ...] = ()) -> str:
+    """Return a text that is equal for equal values in every process; functions within a function are part of it."""
+    if isinstance(value, CONSTANT):
         return repr(value)
     if isinstance(value, tuple | list):
         is_set = len(value) == 2 and value[0] in (set, frozenset)
-        words = sorted(map(_words, value[1])) if is_set else [*map(_words, value)]
-        return f"({', '.join(words)})"
+        words = [_words(one, around) for one in (value[1] if is_set else value)]
+        return f"({', '.join(sorted(words) if is_set else words)})"
     if isinstance(value, weakref.ref):  # to a module of the model, which has a path of its own
         return "module"
+    within: list[Any] = []
     if isinstance(value, ModuleType):
         origin = name = value.__name__
+    elif isinstance(value, FunctionType):
+        # Not its __module__, which a decorator copies from what it stands for.
+        origin, name = str(value.__globals__.get("__name__")), value.__qualname__
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # it is empty
+                within.append(cell.cell_contents)
     else:
         named = value if callable(value) and hasattr(value, "__qualname__") else type(value)
         origin, name = str(value.__module__), named.__qualname__
+        if isinstance(value, partial):
+            within = [value.func, *value.args, *value.keywords.values()]
+        elif hasattr(value, "__wrapped__"):
+            within = [value.__wrapped__]
     if origin.partition(".")[0] not in KNOWN:
         raise _UnknownCode
-    return f"{origin}.{name}"
+    around = (*around, id(value))
+    new = [one for one in within if callable(one) and id(one) not in around]  # one may hold itself
+    return f"{origin}.{name}{[_words(one, around) for one in new] or ''}"

@@ -170,9 +170,9 @@ def prove(target: TargetModel, say: Callable[[str], object] = logger.info) -> fl
         target.proof = prove
         code, own = target.snapshot.code, target.snapshot.own
         verdicts = _VERDICTS.setdefault(model, {}).setdefault(settings, [])
-        weights = Weights.of(target)
         is_plain = not own.is_on_modules and all(map(_is_plain, model.modules()))
-        if weights is None or not is_plain:
+        weights = Weights.of(target) if is_plain else None
+        if weights is None:
             return self_test(target, say=say)
         sums = weights.sums
         verdict = next((one for one in verdicts if one.code == code and one.weights == sums), None)
@@ -188,9 +188,7 @@ def prove(target: TargetModel, say: Callable[[str], object] = logger.info) -> fl
     if found.chain_reason and not target.chain_reason:
         _use_chains(target, found.chain_reason)
     if target.use_kernels and not found.use_kernels:
-        message = (
-            "model type %s: kernels are off, since a draft failed with them in an earlier test"
-        )
+        message = "model type %s: kernels are off, since a draft failed with them before"
         logger.warning(message, target.config.model_type)
     found.set_on(target)
     return verdict.error

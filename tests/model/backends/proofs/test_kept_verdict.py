@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from transformers.models.llama import modeling_llama
 from model import SpeculativeDecoder
 from model.backends.proofs import self_test as module
 from model.backends.proofs.kept_verdict import verdict_key
-from model.backends.proofs.self_test import prove, self_test
+from model.backends.proofs.self_test import prove
 from model.backends.target import TargetModel
 from tests.model.decoded import known, random_ids, referee
 
@@ -35,19 +37,11 @@ print(verdict_key([], target.snapshot.code, Weights.of(target).sums))
 """
 
 
-@pytest.fixture
-def tested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TargetModel]:
-    """Keep verdicts in a folder of the test; return the targets that were tested."""
+@pytest.fixture(autouse=True)
+def keeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep verdicts in a folder of the test."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "verdict_key", verdict_key)
-    found: list[TargetModel] = []
-
-    def counted(target: TargetModel, **options: Any) -> float:
-        found.append(target)
-        return self_test(target, **options)
-
-    monkeypatch.setattr(module, "self_test", counted)
-    return found
 
 
 def started() -> TargetModel:
@@ -87,11 +81,22 @@ def test_another_model_is_tested(tested: list[TargetModel], change: Any) -> None
     assert len(tested) == 2
 
 
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda new, own: new,
+        lambda new, own: wraps(own)(new),
+        lambda new, own: partial(new),
+        lambda new, own: torch.no_grad()(wraps(own)(new)),
+        lambda new, own: lru_cache(0)(wraps(own)(new)),
+    ],
+    ids=["plain", "as the original", "partial", "within one of torch", "within one of Python"],
+)
 def test_code_from_elsewhere_is_tested_at_every_start(
-    tested: list[TargetModel], monkeypatch: pytest.MonkeyPatch
+    tested: list[TargetModel], monkeypatch: pytest.MonkeyPatch, dress: Callable[..., Any]
 ) -> None:
     own = modeling_llama.apply_rotary_pos_emb
-    patched = lambda *arguments, **options: own(*arguments, **options)  # noqa: E731
+    patched = dress(lambda *arguments, **options: own(*arguments, **options), own)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", patched)
     prove(started())
     prove(started())

@@ -206,29 +206,21 @@ def test_a_model_whose_own_generation_fails_is_refused_with_its_reason(
 
 
 def test_a_model_is_proved_again_only_when_its_code_changed(
-    monkeypatch: pytest.MonkeyPatch,
+    tested: list[TargetModel],
 ) -> None:
     target = TargetModel(built())
-    proofs: list[TargetModel] = []
-    original = module.self_test
-
-    def counted(target: TargetModel, **options: Any) -> float:
-        proofs.append(target)
-        return original(target, **options)
-
-    monkeypatch.setattr(module, "self_test", counted)
     module.prove(target)
-    proofs.clear()
+    tested.clear()
     with target.hidden_states((-1, 0)).captured():
         target.check_model()  # our own hooks are none
-    assert not proofs and not OwnCode.of(target.model)
+    assert not tested and not OwnCode.of(target.model)
     remove = hooked("lm_head", lambda *_: None, target.model)
     for _ in range(2):
         target.check_model()
-    assert len(proofs) == 1
+    assert len(tested) == 1
     remove()
     target.check_model()
-    assert len(proofs) == 1, "what was found of it then holds again"
+    assert len(tested) == 1, "what was found of it then holds again"
 
 
 def test_a_model_with_functions_of_its_own_is_freed() -> None:

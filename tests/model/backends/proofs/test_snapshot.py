@@ -15,7 +15,6 @@ from transformers.models.llama import modeling_llama
 
 from model.api.accelerate import accelerate
 from model.api.decoder import SpeculativeDecoder
-from model.backends.proofs import self_test as module
 from model.backends.proofs.support import UnsupportedModelError
 from model.backends.target import TargetModel
 from model.kernels import attention, linear
@@ -27,19 +26,9 @@ NUM_TOKENS = 10
 
 
 @pytest.fixture(autouse=True)
-def proofs(monkeypatch: pytest.MonkeyPatch) -> list[TargetModel]:
-    """Let tiny models have kernels and programs; return the targets that were tested."""
+def kernels_for_tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in (linear, attention):
         monkeypatch.setattr(one, "FEWEST_WEIGHTS", 0)
-    tested: list[TargetModel] = []
-    original = module.self_test
-
-    def counted(target: TargetModel, **options: Any) -> float:
-        tested.append(target)
-        return original(target, **options)
-
-    monkeypatch.setattr(module, "self_test", counted)
-    return tested
 
 
 def built() -> Any:
@@ -127,7 +116,7 @@ def with_adapters() -> Iterator[tuple[Any, Any]]:
 
 
 def test_what_was_found_of_an_adapter_holds_when_it_is_switched_back(
-    with_adapters: tuple[Any, Any], proofs: list[TargetModel]
+    with_adapters: tuple[Any, Any], tested: list[TargetModel]
 ) -> None:
     wrapped, base = with_adapters
     first, second = SpeculativeDecoder(wrapped), SpeculativeDecoder(wrapped, method="pld")
@@ -139,24 +128,24 @@ def test_what_was_found_of_an_adapter_holds_when_it_is_switched_back(
             texts.add(tuple(expected))
             assert decoded(first) == expected == decoded(second)
         if not turn:
-            proofs.clear()
-    assert len(texts) == 2 and not proofs
+            tested.clear()
+    assert len(texts) == 2 and not tested
 
 
-def test_equal_values_and_other_tensors_of_a_kind_need_no_proof(proofs: list[TargetModel]) -> None:
+def test_equal_values_and_other_tensors_of_a_kind_need_no_proof(tested: list[TargetModel]) -> None:
     model = built()
     decoder = SpeculativeDecoder(model)
     decoded(decoder)
-    proofs.clear()
+    tested.clear()
     model.model.norm.variance_epsilon = float(str(model.model.norm.variance_epsilon))
     model.generation_config.top_k = 7
     layer = model.model.layers[1].self_attn.v_proj
     for change in (lambda one: nn.Parameter(-one), lambda one: nn.Parameter(one.clone())):
         layer.weight = change(layer.weight.detach())
-        assert decoded(decoder) == plain(model) and not proofs
+        assert decoded(decoder) == plain(model) and not tested
     accelerate(model)
-    proofs.clear()
-    assert decoded(decoder) == plain(model) and not proofs
+    tested.clear()
+    assert decoded(decoder) == plain(model) and not tested
 
 
 def test_a_change_that_cannot_be_verified_is_refused_until_it_is_undone() -> None:

@@ -17,11 +17,20 @@ from model.methods.hybrid.asking import FIRST_PERIOD, LONGEST_PERIOD, TRIAL, Ask
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
 from tests.model.decoded import heads_folder, random_ids, referee, target_of
 
+LLAMA = "Llama, grouped heads"
 MS = 10**6
 CURVE = (1.0, 1.05, 1.1)
-
-
 LENGTH = 20  # steps of a text
+
+
+def with_head() -> HybridDrafter:
+    """Return a hybrid with random heads and an automatic budget, whose costs are known."""
+    target = target_of(LLAMA)
+    config = HybridConfig(head=f"eagle={heads_folder('eagle', target.config)}", num_nodes=7)
+    drafter = HybridDrafter(config, target.vocab_size, torch.device("cpu"))
+    drafter.check_target(target)
+    drafter.costs = CostModel((1, 4, 8), CURVE, CURVE)
+    return drafter
 
 
 def asked_of(asking: Asking, num_texts: int, tokens: Sequence[float], times: Sequence[int]) -> int:
@@ -67,11 +76,8 @@ def test_what_has_changed_is_noticed() -> None:
 def test_a_hybrid_asks_its_heads_by_the_time_of_its_steps(
     monkeypatch: pytest.MonkeyPatch, head_time: int, time_without: int
 ) -> None:
-    target = target_of("Llama, grouped heads")
-    config = HybridConfig(head=f"eagle={heads_folder('eagle', target.config)}", num_nodes=7)
-    drafter = HybridDrafter(config, target.vocab_size, torch.device("cpu"))
-    drafter.check_target(target)
-    drafter.costs = CostModel((1, 4, 8), CURVE, CURVE)
+    target = target_of(LLAMA)
+    drafter = with_head()
     now = 0
     asked = []
 
@@ -100,10 +106,8 @@ def test_a_hybrid_asks_its_heads_by_the_time_of_its_steps(
 
 
 def test_a_prompt_is_read_when_heads_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = target_of("Llama, grouped heads")
-    config = HybridConfig(head=f"eagle={heads_folder('eagle', target.config)}", num_nodes=7)
-    drafter = HybridDrafter(config, target.vocab_size, torch.device("cpu"))
-    drafter.check_target(target)
+    target = target_of(LLAMA)
+    drafter = with_head()
     reads: list[int] = []
     text = drafter._head._text  # type: ignore[attr-defined]
     own = text.read
@@ -111,7 +115,6 @@ def test_a_prompt_is_read_when_heads_are_asked(monkeypatch: pytest.MonkeyPatch) 
         text, "read", lambda ids, hidden: (reads.append(len(ids)), own(ids, hidden))
     )
     asking, prompt = drafter._asking, random_ids(12, 2)
-    drafter.costs = CostModel((1, 4, 8), CURVE, CURVE)
     monkeypatch.setattr(asking, "learn", lambda *_: None)
     asking.is_asked = False  # as in a trial
     generate(target, drafter, prompt, max_new_tokens=20)
