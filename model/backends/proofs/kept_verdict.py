@@ -2,7 +2,8 @@
 
 These are the numbers of its weights, the model's code, the files of this package, the versions of what it imports,
 and the machine. Functions of Python, torch and transformers are known by name and version. Code from elsewhere may
-be other code by the same name at the next start: a model with such code is tested every time.
+be other code by the same name at the next start: a model with such code is tested every time. So is a model whose
+family torch.compile wrote into: what it makes has no name of its own.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep verdicts in a folder of the test."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "verdict_key", verdict_key)
+    torch._dynamo.reset()  # what other tests compiled stays in the family's file, as code from elsewhere
 
 
 def started() -> TargetModel:
