@@ -34,6 +34,7 @@ from model.machine.timing import progress
 BASELINE = "vanilla"
 EXAMPLES = """\
 examples:
+  python -m evaluation.replay data/bank/demo
   python -m evaluation.replay data/bank/demo --methods recycling "pld --num-pred-tokens 4" suffix
   python -m evaluation.replay data/bank/demo --methods mymodule:MyDrafter
   python -m evaluation.replay data/bank/demo --methods recycling hybrid \\
@@ -140,9 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--methods",
         nargs="+",
-        required=True,
         metavar="METHOD",
-        help='methods with options: "pld --num-pred-tokens 4", package.module:DrafterClass',
+        help='methods with options: "pld --num-pred-tokens 4", package.module:DrafterClass '
+        "(default: those that the traces were recorded for)",
     )
     parser.add_argument(
         "--costs",
@@ -159,10 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             "out: got it without --costs, without which answers have no times; give both"
         )
-    methods = list(dict.fromkeys([*([BASELINE] if args.costs else []), *args.methods]))
+    folders = [Path(folder) for folder in args.traces]
+    named = args.methods or [one for folder in folders for one in Source.read(folder).methods]
+    methods = list(dict.fromkeys([*([BASELINE] if args.costs else []), *named]))
     costs = StepCosts.read(Path(args.costs)) if args.costs else None
     out = Path(args.out) if args.out else None
-    found = replay([Path(folder) for folder in args.traces], methods, costs, out)
+    found = replay(folders, methods, costs, out)
     what = "MAT, replayed"
     if costs is not None:
         spread = f"{100 * costs.spread:.0f}% (interquartile range)"

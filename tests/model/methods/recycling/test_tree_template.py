@@ -27,6 +27,16 @@ def test_the_default_template_has_the_published_levels() -> None:
     assert template.topology.num_nodes == 81
 
 
+def test_the_small_template_has_the_first_nodes_of_the_published_one() -> None:
+    def sum_of_ranks(path: tuple[int, ...]) -> int:
+        return sum(rank + 1 for rank in path)
+
+    small, published = load_template("2.2.2-8").paths, load_template("2.2.2").paths
+    assert len(small) == 8 and {*small} <= {*published}
+    rest = {*published} - {*small}
+    assert max(map(sum_of_ranks, small)) <= min(map(sum_of_ranks, rest))
+
+
 def test_the_default_template_has_the_published_paths() -> None:
     if not PUBLISHED.exists():
         pytest.skip("the published template lies outside the repository")
