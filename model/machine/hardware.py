@@ -58,6 +58,8 @@ INSTRUCTION_SETS = (
     ),
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"),
 )
+# By what torch calls its choice of kernels.
+UNUSED_BY = {"AVX2": ("avx512", "amx"), "DEFAULT": ("avx", "fma", "amx")}
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
@@ -240,10 +242,14 @@ def machine_name() -> str:
 
 
 def instruction_sets() -> list[str]:
-    """Return those of `INSTRUCTION_SETS` that the processor has, from old to new; none where Linux does not say."""
+    """Return those of `INSTRUCTION_SETS` that the processor has and torch may use, from old to new.
+
+    `ATEN_CPU_CAPABILITY` limits torch, and our kernels with it. None where Linux does not say.
+    """
     processor = _processor()
     found = set((processor.get("flags") or processor.get("Features") or "").split())
-    return [name for name in INSTRUCTION_SETS if name in found]
+    unused = UNUSED_BY.get(torch.backends.cpu.get_cpu_capability(), ())
+    return [name for name in INSTRUCTION_SETS if name in found and not name.startswith(unused)]
 
 
 @cache

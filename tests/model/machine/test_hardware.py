@@ -78,7 +78,25 @@ def test_processors_of_one_name_are_told_apart(
     processor: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(hardware, "_processor", lambda: processor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(hardware, "GOVERNOR", tmp_path / "governor")
     assert hardware.machine_name().endswith(expected)
     (tmp_path / "governor").write_text("powersave\n")
     assert hardware.machine_name().endswith(f"{expected}, governor powersave")
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ("AVX512", ["avx", "avx2", "fma", "avx512f", "avx_vnni", "amx_int8"]),
+        ("AVX2", ["avx", "avx2", "fma", "avx_vnni"]),
+        ("DEFAULT", []),
+    ],
+)
+def test_what_torch_may_not_use_is_not_named(
+    capability: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"flags": "fpu fma avx2 avx avx_vnni avx512f amx_int8"}
+    monkeypatch.setattr(hardware, "_processor", lambda: flags)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert hardware.instruction_sets() == expected
