@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from evaluation.answers.record import check_weights, git_commit, model_fingerprint
-from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.inference.config import AnswerOptions, QuestionOptions, RunConfig
 from evaluation.inference.plan import Asked, check_asked
 from evaluation.questions.conversation import Message, asked_ids
 from evaluation.questions.questions import Question
@@ -115,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     questions, words = parser.add_argument_group("questions"), "benchmarks (default: demo)"
     questions.add_argument("--bench-name", nargs="+", default=["demo"], metavar="NAME", help=words)
     add_options(questions, QuestionOptions, ("question_file", "num_questions", "shuffle"))
+    add_options(questions, AnswerOptions, ("conv_template",))
     given = vars(parser.parse_args(argv))
     options, benches = config_of(RecordOptions, given), given.pop("bench_name")
     if not (options.out or options.costs or options.check):

@@ -167,6 +167,19 @@ def test_a_recording_goes_on_where_it_stopped(trace: Path, tmp_path: Path) -> No
         record([*command, "recycling"])
 
 
+def test_a_trace_says_its_methods_and_its_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, methods = tmp_path / "raw", ["pld --num-pred-tokens 3", "suffix"]
+    given = ["--num-questions", "1", "--max-new-tokens", "6", "--conv-template", "raw"]
+    record([ModelOptions().model_path, "--out", str(folder), *given, "--methods", *methods])
+    assert Source.read(folder).conv_template == "raw"
+    capsys.readouterr()
+    assert main([str(folder)]) == 0
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split("|")[1].strip() for row in rows] == methods
+
+
 def test_answer_files_are_reported_as_replayed(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
