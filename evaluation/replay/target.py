@@ -40,6 +40,7 @@ from model.engine.backend import PREFILL_CHUNK, PromptChunk
 from model.engine.budget import MAX_DRAFT
 from model.engine.read_out import Candidates, ReadOut, likeliest, logit_samples_of
 from model.engine.tree import DraftTree, TreeTopology
+from model.kernels.linear import MOST_ROWS_WITH_VECTORS
 
 UNKNOWN = -1  # the place of a text that is not in the trace
 # Most logits [C, V] made up of recorded ones at once.
@@ -56,6 +57,7 @@ class ReplayCache:
         self.nodes: list[int] = []  # texts of the trace, one a row
         # The model's own cache; it holds rows of the same text, and lags behind while the trace suffices.
         self.live = live
+        self.num_prompt = 0  # tokens that are read as a prompt
 
     @property
     def length(self) -> int:
@@ -156,6 +158,7 @@ class ReplayTarget(PassShapes):
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
             is_last = begin + size >= len(read)
+            cache.num_prompt = begin + len(chunk)
             nodes, _ = self._append(
                 DraftTree.chain(chunk), cache, with_logits, is_last, is_text=True
             )
@@ -221,7 +224,7 @@ class ReplayTarget(PassShapes):
             if node == UNKNOWN or (is_read and self.question.lacks(node, *needs))
         ]
         if lacking and (is_read or is_text) and self.live is not None:
-            self._ask(self.live, tree.topology, tokens, nodes, lacking, cache, is_wide)
+            self._ask(self.live, tree.topology, tokens, nodes, lacking, cache, is_wide, is_text)
             lacking = []
         cache.nodes += nodes
         return nodes, len(lacking) if is_read else 0
@@ -235,22 +238,29 @@ class ReplayTarget(PassShapes):
         asked: Sequence[int],
         cache: ReplayCache,
         is_wide: bool,
+        is_text: bool,
     ) -> None:
         """Ask the model about these nodes of a tree, and record their texts.
 
-        The pass reads no more than it must: what the model's cache lacks of the text, as a chain, and under it
-        these nodes and those above them.
+        The pass reads no more than it must: these nodes and those above them. What the model's cache lacks of the
+        text is read first, as in a run: a prompt in its chunks, and what follows in passes of few rows, since
+        passes of many round otherwise.
         """
         live = cache.live
         assert live is not None, "a model has a cache"
         if live.length > cache.length:
             live.keep(cache.length, ())
-        unread = [self.question.token(node) for node in cache.nodes[live.length :]]
-        while len(unread) > PREFILL_CHUNK:
-            token_ids = torch.tensor(unread[:PREFILL_CHUNK], device=target.device)
+        ends = range(topology.num_nodes) if is_text else asked  # a prompt's chunk is read whole
+        read = sorted({above for node in ends for above in topology.path_to(node)})
+        text = [self.question.token(node) for node in cache.nodes]
+        prompt = text[: cache.num_prompt]
+        for _ in target.prefill([*prompt, 0], live, with_logits=False):  # but any root
+            pass
+        while len(text) - live.length > max(0, MOST_ROWS_WITH_VECTORS - len(read)):
+            piece = text[live.length : live.length + MOST_ROWS_WITH_VECTORS]
+            token_ids = torch.tensor(piece, device=target.device)
             target.read(token_ids, live.length, live, last_logits_only=True)
-            unread = unread[PREFILL_CHUNK:]
-        read = sorted({above for node in asked for above in topology.path_to(node)})
+        unread = text[live.length :]
         # Place of a node in the pass; -1, the parent of the root, is the end of what was unread.
         places = {node: len(unread) + place for place, node in enumerate((-1, *read), start=-1)}
         parents = topology.parents
@@ -260,7 +270,7 @@ class ReplayTarget(PassShapes):
         )
         base = live.length
         logits = target.forward(drafted, live)[[places[node] for node in asked]]
-        live.keep(base, range(len(unread)))
+        live.keep(base, range(drafted.topology.num_nodes if is_text else len(unread)))
         for index, row in zip(asked, rows_of(logits, self.source.num_likeliest), strict=True):
             before = cache.last if parents[index] < 0 else nodes[parents[index]]
             if not (is_wide and index == asked[-1]):

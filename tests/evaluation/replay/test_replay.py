@@ -5,6 +5,7 @@ Run: pytest tests/evaluation/replay
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from model.commands.command_line import UserError
 from model.commands.loading import check_model, load_target, make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
+from model.kernels.linear import MOST_ROWS_WITH_VECTORS
 from model.methods import METHODS, drafter_class
 from tests.model.decoded import datastore_file
 from tests.model.families.family import Family
@@ -165,6 +167,29 @@ def test_a_recording_goes_on_where_it_stopped(trace: Path, tmp_path: Path) -> No
     assert file.read_bytes() == whole
     with pytest.raises(UserError, match=r"has a trace with methods .*; give another folder"):
         record([*command, "recycling"])
+
+
+def test_a_recording_reads_prompts_and_drafts_apart_as_a_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass over more rows than this kernel takes has other bits: no draft may share the prompt's."""
+    file, folder, sizes = tmp_path / "long.jsonl", tmp_path / "long", set[int]()
+    words = " ".join(f"word {number}" for number in range(60))
+    question = {"question_id": 1, "category": "qa", "turns": [words, "And then?"]}
+    file.write_text(json.dumps(question) + "\n")
+    run = TargetModel.run
+
+    def noted(self: TargetModel, token_ids: torch.Tensor, *given: Any, **options: Any) -> Any:
+        sizes.add(len(token_ids))
+        return run(self, token_ids, *given, **options)
+
+    monkeypatch.setattr(TargetModel, "run", noted)
+    given = ["--question-file", str(file), "--max-new-tokens", "6", "--out", str(folder)]
+    methods = ["recycling-averaged", "suffix"]
+    record([ModelOptions().model_path, *given, "--methods", *methods])
+    prompts = {len(turn.prompt_ids) - 1 for turn in questions(folder)[0].turns}
+    assert min(prompts) > MOST_ROWS_WITH_VECTORS
+    assert {size for size in sizes if size > MOST_ROWS_WITH_VECTORS} == prompts
 
 
 def test_a_trace_says_its_methods_and_its_template(
