@@ -20,12 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.inference.command import participants_of
-from evaluation.inference.config import (
-    AnswerOptions,
-    DecodingOptions,
-    QuestionOptions,
-    RunConfig,
-)
+from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
 from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import (

@@ -15,12 +15,7 @@ from pathlib import Path
 
 from evaluation.answers.answer_file import read_answers
 from evaluation.inference.client import EndpointConfig
-from evaluation.inference.config import (
-    AnswerOptions,
-    DecodingOptions,
-    QuestionOptions,
-    RunConfig,
-)
+from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
 from evaluation.inference.plan import Participant, Plan, model_answers, prepare, questions_asked
 from evaluation.inference.run import answer, conditions_in_names, report
 from evaluation.inference.servers import Server

@@ -32,11 +32,7 @@ INFERENCE, SHOWN = "evaluation.inference", "hybrid"
 # Commands by what they are for; words after the module are given before --help.
 COMMANDS = {
     "Use": ("model.chat", "model.generate", "model.serve", "model.build", "model.doctor"),
-    "Answer questions": (
-        "evaluation.compare",
-        f"{INFERENCE} {SHOWN}",
-        "evaluation.endpoint",
-    ),
+    "Answer questions": ("evaluation.compare", f"{INFERENCE} {SHOWN}", "evaluation.endpoint"),
     "Read answers": (
         *("evaluation.speed", "evaluation.leaderboard", "evaluation.equal"),
         *("evaluation.defects", "evaluation.convert", "evaluation.answers.merge"),

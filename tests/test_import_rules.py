@@ -35,14 +35,8 @@ WITH_TRANSFORMERS = {
         "model.backends.passes.packed",
         "model.backends.passes.slots",
     ),
-    *(
-        "model.backends.proofs.plain_decoding",
-        "model.backends.passes.loaded_model",
-    ),
-    *(
-        "model.backends.states.layers",
-        "model.backends.states.scans",
-    ),
+    *("model.backends.proofs.plain_decoding", "model.backends.passes.loaded_model"),
+    *("model.backends.states.layers", "model.backends.states.scans"),
     *("model.serve.reply", "model.api.tools"),
     *("model.backends.passes.static_cache", "model.backends.graphs.graphed_target"),
     *("model.kernels.attention", "model.kernels.registered_attention"),

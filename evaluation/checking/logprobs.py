@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.answers.differences import Difference, first_difference
-from evaluation.checking.rerun import (
-    FileJudge,
-    Paths,
-    Rows,
-    TurnKey,
-    check_shared,
-    questions_of,
-)
+from evaluation.checking.rerun import FileJudge, Paths, Rows, TurnKey, check_shared, questions_of
 from evaluation.checking.tie_or_bug import BUG, Verdict, judge_tokens
 from evaluation.inference.client import Client, EndpointConfig, EndpointError
 from evaluation.inference.servers import asked_messages

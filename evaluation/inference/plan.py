@@ -39,12 +39,7 @@ from evaluation.questions.conversation import (
     choose_conversation,
 )
 from evaluation.questions.known import check_known
-from evaluation.questions.questions import (
-    DATA_FOLDER,
-    Question,
-    load_questions,
-    question_file_of,
-)
+from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.api.prompts import stop_criterion
 from model.backends.proofs.support import eos_ids_of
 from model.backends.target import TargetModel

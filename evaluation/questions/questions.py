@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.questions.pinned_data import download_command
-from evaluation.questions.trajectories import (
-    asked_places,
-    text_of,
-    todays_messages,
-    todays_tools,
-)
+from evaluation.questions.trajectories import asked_places, text_of, todays_messages, todays_tools
 from model.commands.command_line import UserError, first_line
 from model.commands.files import check_file, parse_json, read_text
 

@@ -17,12 +17,7 @@ from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.memory_age import memory_table
 from evaluation.reporting.notes import group_caption
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
-from evaluation.reporting.titles import (
-    entry_titles,
-    group_facts,
-    short_titles,
-    task_title,
-)
+from evaluation.reporting.titles import entry_titles, group_facts, short_titles, task_title
 from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import (
     CODE,

@@ -17,13 +17,7 @@ import pandas as pd
 from evaluation.answers.differences import Equality
 from evaluation.answers.record import NOISE_FLOOR, UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
-from evaluation.scoring.figures import (
-    CODE,
-    OVERALL,
-    SPEC_BENCH_TASKS,
-    RunFigures,
-    in_task_order,
-)
+from evaluation.scoring.figures import CODE, OVERALL, SPEC_BENCH_TASKS, RunFigures, in_task_order
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
 from evaluation.scoring.intervals import (
     Interval,

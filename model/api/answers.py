@@ -80,11 +80,7 @@ def answers_of(
 
 
 def _as_completed(
-    batch: Batch,
-    asked: Iterator[Asked],
-    texts: Texts,
-    return_exceptions: bool,
-    **bar: Any,
+    batch: Batch, asked: Iterator[Asked], texts: Texts, return_exceptions: bool, **bar: Any
 ) -> Generator[tuple[int, Any], None, None]:
     """Read prompts as far as a batch has room, and yield each index with its answer as the texts end.
 

@@ -43,10 +43,7 @@ def decode(
 
 @torch.inference_mode()
 def steps_of(
-    target: Backend,
-    drafter: Drafter,
-    request: Request,
-    prefix_cache: PrefixRows | None = None,
+    target: Backend, drafter: Drafter, request: Request, prefix_cache: PrefixRows | None = None
 ) -> Iterator[StepRecord]:
     """Yield the steps of a sequence.
 

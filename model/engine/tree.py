@@ -187,10 +187,7 @@ class DraftTree:
 
     @classmethod
     def from_lists(
-        cls,
-        tokens: Sequence[int],
-        parents: tuple[int, ...],
-        sources: tuple[str, ...] | None = None,
+        cls, tokens: Sequence[int], parents: tuple[int, ...], sources: tuple[str, ...] | None = None
     ) -> DraftTree:
         """Build a tree from host lists of equal length N (root first)."""
         return cls(_on_host(tokens), TreeTopology.from_parents(parents), sources)

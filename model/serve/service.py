@@ -19,13 +19,7 @@ from ..api.texts import Text
 from ..api.tools import Tools
 from .decoding import DecodingThread, Job
 from .options import ServeOptions
-from .protocol import (
-    ChatFields,
-    CompletionRequest,
-    Refusal,
-    TextRequest,
-    TokenizeRequest,
-)
+from .protocol import ChatFields, CompletionRequest, Refusal, TextRequest, TokenizeRequest
 from .reply import Arrived, Reply, reply_to
 
 # Fields that `TextOptions` has under the same names.

@@ -36,15 +36,7 @@ from model.kernels.registered_attention import sdpa_backends
 from model.machine.packages import versions
 from scripts.enlarge import SHAPES
 from scripts.gpu_check.answers import answers, batches
-from scripts.gpu_check.bench import (
-    FAILED,
-    ORIGINAL_SHAPE,
-    SKIPPED,
-    Bench,
-    Found,
-    one_line,
-    say,
-)
+from scripts.gpu_check.bench import FAILED, ORIGINAL_SHAPE, SKIPPED, Bench, Found, one_line, say
 from scripts.gpu_check.costs import device_facts, kernels, laws, passes, whole_steps
 from scripts.gpu_check.verdicts import verdicts
 

@@ -24,12 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from model.methods.heads.eagle.drafter import write_checkpoint
-from model.methods.heads.eagle.network import (
-    NUM_FUSED,
-    Eagle3Network,
-    EagleNetwork,
-    NetworkShape,
-)
+from model.methods.heads.eagle.network import NUM_FUSED, Eagle3Network, EagleNetwork, NetworkShape
 from model.methods.heads.layers import Projected, attend_rows
 from scripts.train_heads.data import Document, TrainingBatch
 from scripts.train_heads.heads import HeadTrainer, Loss

@@ -80,10 +80,7 @@ def test_a_method_that_cannot_run_here_is_refused_before_the_weights_load(
             ["--methods", "vanilla", "generate-assisted", "--draft-model", "./mine"],
             "got './mine'; allowed: a folder",
         ),
-        (
-            ["--methods", "vanilla", "medusa --heads ./mine"],
-            "heads: got 'mine'; allowed: a folder",
-        ),
+        (["--methods", "vanilla", "medusa --heads ./mine"], "heads: got 'mine'; allowed: a folder"),
         (
             ["--methods", "vanilla", "medusa", "--model-path", "elsewhere"],
             "heads: got none; name the folder of medusa's heads",

@@ -164,10 +164,9 @@ def test_answers_of_a_run_tell_all_that_the_formats_need(
     assert main([str(file)]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["acceptance"]["all"]["tokens_per_drafted_step"] == sums.per_drafted_step
-    assert {
-        "Acceptance by turn of the conversation",
-        "Acceptance by tokens of the prompt",
-    } <= set(report)
+    assert {"Acceptance by turn of the conversation", "Acceptance by tokens of the prompt"} <= set(
+        report
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,7 @@ STALE = {"new_tokens": [3, 3], "wall_time": [1.23456789, 1.23456789]}
 CASES: list[tuple[Row, str | None, Effect | None]] = [
     (_row(1), None, None),
     (_row(2, turns=["one", "ERROR"]), "turn 1 is 'ERROR': it raised an error", UNSOUND),
-    (
-        _row(3, turns=["one", "ERROR"], token_ids=[[1, 2, 3, 4], [5, 6]]),
-        None,
-        None,
-    ),
+    (_row(3, turns=["one", "ERROR"], token_ids=[[1, 2, 3, 4], [5, 6]]), None, None),
     (_row(4, **STALE), "turn 1 repeats the counters of the turn before: 3 tokens in 1.2", UNSOUND),
     (_row(5, new_tokens=[3, 3], wall_time=[0.5, 0.5]), None, None),
     (

@@ -46,12 +46,7 @@ PROBLEMS = [
 # Compressed bytes carry a time: fixed, so that the hash is.
 HUMAN_EVAL_GZ = gzip.compress("".join(json.dumps(row) + "\n" for row in PROBLEMS).encode(), mtime=0)
 HUMAN_EVAL = PINNED["humaneval"].convert(HUMAN_EVAL_GZ)
-CONTENTS = {
-    "spec_bench": SPEC_BENCH,
-    "mt_bench": MT_BENCH,
-    "mbpp": MBPP,
-    "humaneval": HUMAN_EVAL,
-}
+CONTENTS = {"spec_bench": SPEC_BENCH, "mt_bench": MT_BENCH, "mbpp": MBPP, "humaneval": HUMAN_EVAL}
 PUBLISHED = {**CONTENTS, "humaneval": HUMAN_EVAL_GZ}
 
 

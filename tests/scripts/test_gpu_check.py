@@ -338,10 +338,7 @@ def test_the_roofline_is_judged_by_the_fastest_pass_of_one_node(share: float, ve
         row | {"kind": EAGER, "share_of_copy": 0.99},
     ]
     rows = [*others, row, row | {"nodes": 8, "share_of_copy": 1.0}]
-    assert judged("roofline", passes={"rows": rows}) == (
-        verdict,
-        f"{share:.0%} (512 cached)",
-    )
+    assert judged("roofline", passes={"rows": rows}) == (verdict, f"{share:.0%} (512 cached)")
 
 
 def rows_of(speeds: dict[tuple[str, str], int]) -> list[dict[str, Any]]:

@@ -99,10 +99,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_waits_cannot_be_captured_and_leaves_all_as_it_was(case: str) -> None:
     row, graph = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph()
-    with (
-        pytest.raises(CaptureError, match=rf"at {HERE}:\d+ <lambda>"),
-        torch.cuda.graph(graph),
-    ):
+    with pytest.raises(CaptureError, match=rf"at {HERE}:\d+ <lambda>"), torch.cuda.graph(graph):
         row.fill_(5)
         REFUSED[case](row)
     assert row.tolist() == [1, 1]

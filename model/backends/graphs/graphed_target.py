@@ -35,23 +35,11 @@ from ..passes.cache import TreeCache
 from ..passes.hidden import HiddenStates
 from ..passes.slot_passes import SlotPasses
 from ..passes.slots import Slots
-from ..passes.static_cache import (
-    GraphCache,
-    PassInputs,
-    SequenceNodes,
-    StaticStorage,
-    StaticView,
-)
+from ..passes.static_cache import GraphCache, PassInputs, SequenceNodes, StaticStorage, StaticView
 from ..proofs.snapshot import ModelSnapshot
 from ..proofs.support import UnsupportedModelError
 from ..target import Preparation, TargetModel
-from .captured import (
-    NODE_STEP,
-    CaptureFailed,
-    Passes,
-    length_bucket,
-    node_bucket,
-)
+from .captured import NODE_STEP, CaptureFailed, Passes, length_bucket, node_bucket
 from .device_step import StaticDeviceStep, logits_of
 
 logger = logging.getLogger(__name__)
@@ -308,10 +296,7 @@ class GraphedTarget(TargetModel):
     @property
     def known_shapes(self) -> list[tuple[int, int]]:
         """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows)."""
-        return [
-            *self._shapes,
-            *(shape for step in self._device_steps for shape in step.shapes),
-        ]
+        return [*self._shapes, *(shape for step in self._device_steps for shape in step.shapes)]
 
     def expect_drafts(self, num_nodes: Collection[int]) -> None:
         self._expected |= set(num_nodes)
@@ -424,9 +409,7 @@ class GraphedTarget(TargetModel):
 
 
 def graphed(
-    model: PreTrainedModel,
-    use_kernels: bool = True,
-    say: Callable[[str], object] = logger.warning,
+    model: PreTrainedModel, use_kernels: bool = True, say: Callable[[str], object] = logger.warning
 ) -> TargetModel:
     """Return a target whose passes are replayed as CUDA graphs, where the model is on one GPU and can be captured.
 

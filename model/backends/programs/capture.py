@@ -178,11 +178,7 @@ def _capture(
         return found[0] if is_tuple else found
 
     _ATTENTION.calls.clear()
-    with (
-        attending(config, CAPTURED),
-        OwnForwards(_norm_forwards(norms)).patched(),
-        torch.no_grad(),
-    ):
+    with attending(config, CAPTURED), OwnForwards(_norm_forwards(norms)).patched(), torch.no_grad():
         try:
             module = make_fx(run, pre_dispatch=True)(
                 call.rows, list(tensors.values()), list(weights.values())

@@ -49,12 +49,7 @@ class ProgrammedLayer:
     """The forward pass of a decoder layer, which caches under this index, as programs around its attention."""
 
     def __init__(
-        self,
-        layer: nn.Module,
-        index: int,
-        shape: Captured,
-        parts: Programs,
-        attending: Attending,
+        self, layer: nn.Module, index: int, shape: Captured, parts: Programs, attending: Attending
     ) -> None:
         self._layer, self._index, self._attending = layer, index, attending
         self.cache = shape.cache  # name of the argument

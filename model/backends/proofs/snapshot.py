@@ -74,10 +74,7 @@ class OwnCode:
     @classmethod
     def of(cls, model: nn.Module) -> OwnCode:
         """Return the code of a model now; the caller holds the lock of its passes, whose hooks do not count."""
-        hooks = [
-            *torch_module._global_forward_hooks,
-            *torch_module._global_forward_pre_hooks,
-        ]
+        hooks = [*torch_module._global_forward_hooks, *torch_module._global_forward_pre_hooks]
         functions = []
         for module in model.modules():
             own = module.__dict__

@@ -213,11 +213,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def run(
-        self,
-        residual: torch.Tensor,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
+        self, residual: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Return the output [..., n, D] of a residual, and of the rows [..., n, width] that the attention reads."""
         attended = attend(self.self_attn.project(rows, positions))

@@ -116,11 +116,7 @@ class ReplayedRows:
         return self._attended(projected.queries, [], shown <= self._rows[:, None], layer)
 
     def attend_drafted(
-        self,
-        projected: Projected,
-        drafted: list[Projected],
-        sees: torch.Tensor,
-        layer: int = 0,
+        self, projected: Projected, drafted: list[Projected], sees: torch.Tensor, layer: int = 0
     ) -> torch.Tensor:
         """Return the attention of drafted rows to the text and to drafted rows, these included.
 

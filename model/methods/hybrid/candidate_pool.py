@@ -23,15 +23,7 @@ from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address,
 from ...budget.memory import check_tensor
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
-from .tables import (
-    FIRST,
-    LARGEST_LOGIT,
-    LENGTH,
-    NUM_CODES,
-    NUM_STEPS,
-    Neighbours,
-    RowTables,
-)
+from .tables import FIRST, LARGEST_LOGIT, LENGTH, NUM_CODES, NUM_STEPS, Neighbours, RowTables
 
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
@@ -90,13 +82,7 @@ class CandidatePool(Growth):
 
     sources = KIND_SOURCES
 
-    def __init__(
-        self,
-        num_slots: int,
-        k: int,
-        vocab_size: int,
-        num_neighbours: int = 0,
-    ) -> None:
+    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
         self._vocab_size = vocab_size
         priors = KIND_CENTRES + FREQUENT_PRIORS + KIND_CENTRES
         self.tables = RowTables(num_slots, k)

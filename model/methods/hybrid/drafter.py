@@ -59,9 +59,7 @@ class HybridConfig(Options):
         18, "log2 of the slots of the table of rows; 18 take 10 MiB", least=8, most=24
     )
     neighbours: int = option(
-        32,
-        "verified nodes with the same token whose model states are compared; 0: none",
-        least=0,
+        32, "verified nodes with the same token whose model states are compared; 0: none", least=0
     )
     head: str | None = option(
         None,
@@ -102,10 +100,7 @@ class HybridDrafter(CostAwareDrafter):
             self._head.reads_late = True
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
-            2**config.table_bits,
-            config.output_id_topk,
-            vocab_size,
-            config.neighbours,
+            2**config.table_bits, config.output_id_topk, vocab_size, config.neighbours
         )
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
         self._hinted: Sequence[int] = ()

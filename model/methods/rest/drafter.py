@@ -92,10 +92,7 @@ class RestConfig(Options):
     min_token_span: int = option(2, "shortest", least=1)
     draft_length: int = option(10, "tokens drafted one after another", least=1, most=256)
     max_matches: int = option(
-        5000,
-        "places of a match that are counted, in alphabetical order",
-        least=1,
-        most=MAX_MATCHES,
+        5000, "places of a match that are counted, in alphabetical order", least=1, most=MAX_MATCHES
     )
     cut: str = option(
         "published",

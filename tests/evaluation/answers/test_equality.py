@@ -53,8 +53,7 @@ def test_texts_are_compared_where_a_side_has_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("meta", "is_broken"),
-    [({}, True), ({"dtype": "bfloat16"}, False), ({"dtype": None}, False)],
+    ("meta", "is_broken"), [({}, True), ({"dtype": "bfloat16"}, False), ({"dtype": None}, False)]
 )
 def test_only_in_float32_is_every_difference_an_error(
     meta: dict[str, Any], is_broken: bool

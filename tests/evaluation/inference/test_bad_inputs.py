@@ -277,11 +277,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_before_the_weights_load(
     ],
 )
 def test_no_result_is_written_over_what_is_read_or_over_another(
-    options: str,
-    lost: str,
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    options: str, lost: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "q.jsonl").write_text(json.dumps(GOOD))
     save_file({"adjacency": torch.zeros(8192, 8, dtype=torch.int32)}, tmp_path / "m")

@@ -103,10 +103,7 @@ def test_sampled_answers_are_those_of_one_by_one(few: list[str], tmp_path: Path)
 
 
 def test_shares_add_up_to_the_time_of_the_run(
-    few: list[str],
-    tmp_path: Path,
-    packed_steps: list[list[Event]],
-    monkeypatch: pytest.MonkeyPatch,
+    few: list[str], tmp_path: Path, packed_steps: list[list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = itertools.count(step=10**9)
     monkeypatch.setattr(engine_step.time, "perf_counter_ns", lambda: next(ticks))

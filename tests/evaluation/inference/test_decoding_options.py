@@ -149,11 +149,7 @@ def test_a_question_s_own_system_prompt_comes_first(
     ],
 )
 def test_what_cannot_be_honoured_is_refused(
-    words: str,
-    says: str,
-    asked: list[str],
-    no_weights: None,
-    capsys: pytest.CaptureFixture[str],
+    words: str, says: str, asked: list[str], no_weights: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert re.search(says, error_line("vanilla", [*asked, *words.split()], capsys))
 

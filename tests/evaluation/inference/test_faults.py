@@ -264,11 +264,7 @@ def test_a_clock_that_goes_backwards_harms_nothing(
 @pytest.mark.parametrize("method", ["vanilla", "recycling"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_are_an_error_and_never_a_text(
-    value: float,
-    method: str,
-    options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    value: float, method: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, answer = TargetModel.run, method_answerer.MethodAnswerer.answer
     num_begun = 0

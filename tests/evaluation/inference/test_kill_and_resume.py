@@ -30,13 +30,7 @@ STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
 
 def killed_run(words: list[str], uncut: Path, cut: Path, seed: int) -> dict[str, Any]:
     """Return what a process of its own tells of a run that is killed again and again."""
-    plan = {
-        "words": words,
-        "uncut": str(uncut),
-        "cut": str(cut),
-        "phases": PHASES,
-        "seed": seed,
-    }
+    plan = {"words": words, "uncut": str(uncut), "cut": str(cut), "phases": PHASES, "seed": seed}
     done = subprocess.run(
         [sys.executable, "-m", "tests.evaluation.inference.killed_runs", json.dumps(plan)],
         cwd=ROOT,

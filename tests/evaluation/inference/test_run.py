@@ -154,10 +154,7 @@ def test_a_run_that_does_not_begin_leaves_no_file(
 
 
 def test_a_conversations_stop_ids_end_an_answer(
-    options: list[str],
-    greedy: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options: list[str], greedy: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question, [[[whole, *_]]] = next(iter(token_ids(greedy["vanilla"]).items()))
     stop = whole[3]

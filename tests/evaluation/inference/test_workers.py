@@ -196,9 +196,7 @@ def test_what_workers_and_shards_cannot_do_is_said_at_once(
         assert part in line
 
 
-def test_a_mistake_that_only_the_weights_show_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mistake_that_only_the_weights_show_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mistaken:
         def __init__(self, _: int) -> None: ...
 

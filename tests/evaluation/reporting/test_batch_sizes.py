@@ -66,10 +66,7 @@ def report(paths: list[Path], capsys: Capture) -> tuple[str, dict[str, Any]]:
 
 def test_the_seconds_of_an_answer_are_its_share_of_the_run() -> None:
     rows = answer_rows(
-        [
-            make_row(1, "qa", [2, 2], 8.0, share_time=[2.0]),
-            make_row(2, "qa", [2, 2], 3.0),
-        ]
+        [make_row(1, "qa", [2, 2], 8.0, share_time=[2.0]), make_row(2, "qa", [2, 2], 3.0)]
     )
     frame = question_frame(rows)
     assert frame["seconds"].tolist() == frame["first_seconds"].tolist() == [2.0, 3.0]

@@ -60,7 +60,7 @@ def test_it_is_no_entry_and_methods_within_it_are_not_told_apart(
     text, report = _run(capsys, tmp_path, "--out", tmp_path / "out")
     verdicts = {row["method"]: row["verdict"] for row in report["measured"]}
     assert verdicts == {
-        **{"pld": "not told apart", "samd": "faster", "lookahead": "slower", "vanilla": None},
+        **{"pld": "not told apart", "samd": "faster", "lookahead": "slower", "vanilla": None}
     }
     said = "Two runs of Vanilla (autoregressive) differ by [1.05, 1.05]: ratios of up to 1.05x"
     assert f"\n- {said}, either way, are not told apart" in text
@@ -156,5 +156,5 @@ def test_cpu_time_has_columns_where_it_was_counted(tmp_path: Path, capsys: Captu
     assert "| CPU ms / token | CPU / Vanilla (autoregressive) |" in text
     assert "|        1500.00 |                          0.75x |" in text
     assert {row["method"]: row["cpu_ratio"] for row in report["measured"]} == {
-        **{"pld": 0.75, "vanilla": 1.0},
+        **{"pld": 0.75, "vanilla": 1.0}
     }

@@ -148,9 +148,7 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     assert words in group_caption(group_facts([group])[0])
 
 
-def test_answers_drawn_in_another_way_or_by_other_kernels_are_another_group(
-    tmp_path: Path,
-) -> None:
+def test_answers_drawn_in_another_way_or_by_other_kernels_are_another_group(tmp_path: Path) -> None:
     drawn = {"method": "vanilla", "temperature": 0.7}
     others = [{"top_k": 1}, {"top_p": 0.1}, {"seed": 4}, {"lacks_kernels": True}]
     others += [{"min_p": 0.2}, {"repetition_penalty": 1.1}, {"stop": ["\n"]}]

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.fuzz.changes.kind import change

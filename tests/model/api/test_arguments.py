@@ -98,10 +98,7 @@ def test_settings_of_the_checkpoint_go_to_transformers() -> None:
 @pytest.mark.parametrize(
     ("wrap", "says"),
     [
-        (
-            lambda model, _: str(DEMO),
-            r"got '.*'; .* or SpeculativeDecoder.from_pretrained",
-        ),
+        (lambda model, _: str(DEMO), r"got '.*'; .* or SpeculativeDecoder.from_pretrained"),
         (lambda model, _: DEMO, "or SpeculativeDecoder.from_pretrained"),
         (lambda model, _: None, "got a NoneType; "),
         (lambda model, tokenizer: tokenizer, "the tokenizer is the second argument"),

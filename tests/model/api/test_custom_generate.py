@@ -265,10 +265,7 @@ def filled_cache() -> DynamicCache:
     [
         ({"num_beams": 2}, "num_beams: got 2; allowed: greedy decoding or sampling"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: got 3; allowed: none"),
-        (
-            {"num_return_sequences": 2, "do_sample": True},
-            "num_return_sequences: got 2; allowed: 1",
-        ),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences: got 2; allowed: 1"),
         ({"use_cache": False}, "use_cache: got False"),
         pytest.param(
             {"cache_implementation": "offloaded"},
@@ -282,10 +279,7 @@ def filled_cache() -> DynamicCache:
             {"return_dict_in_generate": True, "output_attentions": True},
             "output_attentions: got True; allowed",
         ),
-        (
-            {"past_key_values": filled_cache},
-            "past_key_values: got a DynamicCache",
-        ),
+        ({"past_key_values": filled_cache}, "past_key_values: got a DynamicCache"),
         ({"attention_mask": (torch.arange(12) < 9).long()[None]}, "allowed: padding on the left"),
         (
             {"position_ids": torch.arange(12)[None] + 3},

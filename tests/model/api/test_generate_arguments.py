@@ -23,13 +23,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from model.api.generate_arguments import (
-    ARGUMENTS,
-    BY_NAME,
-    UnsupportedCallError,
-    check,
-    table,
-)
+from model.api.generate_arguments import ARGUMENTS, BY_NAME, UnsupportedCallError, check, table
 from model.api.prepared_call import PreparedCall
 from tests.model.decoded import known
 

@@ -173,17 +173,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "logits_processor": {"logits_processor": [lambda ids, scores: scores]},
     "prefix": {"prefix_allowed_tokens_fn": lambda batch, ids: [5, 6]},
     "stopping_criteria": {"stopping_criteria": [Never()]},
-    "strings without an end": {
-        "stopping_criteria": "strings",
-        "eos_token_id": None,
-    },
+    "strings without an end": {"stopping_criteria": "strings", "eos_token_id": None},
     "pad_token_id": {"eos_token_id": None, "pad_token_id": None},
     "streamer": {"streamer": Pieces},
 }
-NAMED = {
-    "prefix": "logits_processor",
-    "strings without an end": "stopping_criteria",
-}
+NAMED = {"prefix": "logits_processor", "strings without an end": "stopping_criteria"}
 
 
 def refused(name: str) -> dict[str, Any]:

@@ -260,17 +260,9 @@ def lookup(word: str) -> str:
     [
         (ASKED, {}, "user: Tell me.\nassistant: -"),
         (ASKED, {"continue_final_message": False}, "user: Tell me.\nassistant: -"),
-        (
-            ASKED,
-            {"chat_template_kwargs": {"enable_thinking": True}},
-            "user: Tell me.\nassistant:",
-        ),
+        (ASKED, {"chat_template_kwargs": {"enable_thinking": True}}, "user: Tell me.\nassistant:"),
         (ASKED, {"tools": [lookup]}, "[lookup]user: Tell me.\nassistant: -"),
-        (
-            ANSWERED,
-            {"continue_final_message": True},
-            "user: Tell me.\nassistant: The sea is",
-        ),
+        (ANSWERED, {"continue_final_message": True}, "user: Tell me.\nassistant: The sea is"),
         (
             ANSWERED,
             {"continue_final_message": False},

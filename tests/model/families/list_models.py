@@ -15,12 +15,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/models.md"
 COMMAND = "python -m tests.model.families.list_models"
 BEGIN, END = "<!-- families:begin -->", "<!-- families:end -->"
 VERSIONS = ("4.57.6", "5.23.0")
-OUTCOMES = {
-    "trees": "trees",
-    "chains": "chains only",
-    "refused": "refused",
-    "absent": "not there",
-}
+OUTCOMES = {"trees": "trees", "chains": "chains only", "refused": "refused", "absent": "not there"}
 
 
 def row(family: Family) -> str:

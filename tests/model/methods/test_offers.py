@@ -171,8 +171,7 @@ def rejecting(tree: DraftTree, token: int) -> VerifiedStep:
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [("hybrid", {}), ("recycling", {"tree_version": "auto"})],
+    ("method", "options"), [("hybrid", {}), ("recycling", {"tree_version": "auto"})]
 )
 def test_more_than_was_offered_cannot_be_taken(method: str, options: dict[str, Any]) -> None:
     drafter = automatic(method, options)

@@ -87,10 +87,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_keeps_the_laws(installed: Path) -> None:
-    done = run(
-        *(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "echo"),
-        *LAWS,
-    )
+    done = run(*(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "echo"), *LAWS)
     passed = re.search(r"(\d+) passed", done.stdout)
     assert done.returncode == 0 and passed and int(passed[1]) >= 10, done.stdout[-5000:]
 

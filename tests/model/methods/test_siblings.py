@@ -218,8 +218,7 @@ def test_a_draft_is_the_same_after_another_text_began(method: str, options: dict
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [each for each in VARIANTS if drafter_class(each[0]).keeps_memory()],
+    ("method", "options"), [each for each in VARIANTS if drafter_class(each[0]).keeps_memory()]
 )
 def test_memory_is_cleared_and_loaded_for_all_while_texts_are_under_way(
     method: str, options: dict[str, Any]

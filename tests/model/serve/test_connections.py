@@ -68,19 +68,13 @@ def test_silent_connections_make_room_the_oldest_first() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\nX-A: "])
 def test_a_head_that_does_not_come_ends_a_connection(sent: bytes) -> None:
-    with (
-        listening(head_seconds=0.3) as port,
-        socket.create_connection(("127.0.0.1", port)) as one,
-    ):
+    with listening(head_seconds=0.3) as port, socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(sent)
         wait_for(lambda: is_closed(one))
 
 
 def test_a_head_after_an_answer_has_its_time_too() -> None:
-    with (
-        listening(head_seconds=0.3) as port,
-        socket.create_connection(("127.0.0.1", port)) as one,
-    ):
+    with listening(head_seconds=0.3) as port, socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         one.settimeout(HANG)
         assert one.recv(2**16).startswith(b"HTTP/1.1 200")

@@ -22,9 +22,7 @@ from tests.model.api.test_decoder import decoder_for, demo
 
 # A token is a letter: its place in the alphabet.
 LETTERS = SimpleNamespace(
-    all_special_ids=(),
-    convert_ids_to_tokens=chr,
-    decode=lambda ids, **_: "".join(map(chr, ids)),
+    all_special_ids=(), convert_ids_to_tokens=chr, decode=lambda ids, **_: "".join(map(chr, ids))
 )
 
 

@@ -126,7 +126,7 @@ def test_a_summary_has_a_column_for_each_comparison(tmp_path: Path) -> None:
     header, _, *rows = (line for line in text.splitlines() if line.startswith("|"))
     assert "Demo model, 7M, float32, 2 threads" in header and "bfloat16" in header
     assert [row.split("|")[1].strip() for row in rows] == [
-        *("Hybrid", "Vanilla (autoregressive)", "Prompt lookup (PLD)"),
+        *("Hybrid", "Vanilla (autoregressive)", "Prompt lookup (PLD)")
     ]
     assert re.search(r"\| +1\d\.\d tokens/s, 1\.50x \[1\.50, 1\.50\], MAT 2\.00 \| +- \|", rows[0])
     assert "8 questions of spec_bench, at most 16 new tokens, cpu (x)" in text

@@ -21,12 +21,7 @@ from model.methods.heads.eagle.network import Eagle3Network, NetworkShape
 from model.methods.heads.eagle.trees import DraftText
 from scripts.train_heads.block import BLOCK, BlockTrainer, beside, block_mask
 from scripts.train_heads.data import Document, collate
-from scripts.train_heads.eagle import (
-    DraftedRows,
-    Eagle3Trainer,
-    EagleTrainer,
-    own_vocabulary,
-)
+from scripts.train_heads.eagle import DraftedRows, Eagle3Trainer, EagleTrainer, own_vocabulary
 from scripts.train_heads.heads import HeadTrainer
 from tests.model.decoded import random_ids, referee, target_of
 
@@ -125,11 +120,7 @@ def test_a_trained_network_is_right_more_often(method: str, tmp_path: Path) -> N
 
 
 def mean_length(
-    trainer: HeadTrainer,
-    method: str,
-    folder: Path,
-    target: TargetModel,
-    prompts: list[list[int]],
+    trainer: HeadTrainer, method: str, folder: Path, target: TargetModel, prompts: list[list[int]]
 ) -> float:
     """Mean accepted tokens a step with a trainer's checkpoint."""
     folder.mkdir()

@@ -63,13 +63,7 @@ def tiny(seed: int = 0) -> LlamaForCausalLM:
 def options(**changed: Any) -> argparse.Namespace:
     """Return options of a trainer."""
     return argparse.Namespace(
-        **{
-            "model_path": "tiny",
-            "num_heads": 3,
-            "num_layers": 1,
-            "own_outputs": True,
-            **changed,
-        }
+        **{"model_path": "tiny", "num_heads": 3, "num_layers": 1, "own_outputs": True, **changed}
     )
 
 

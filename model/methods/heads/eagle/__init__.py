@@ -2,10 +2,7 @@
 
 from ....options import Words
 
-OPTIONS = {
-    "depth": "trees of {} levels",
-    "width": "{} nodes read on a level",
-}
+OPTIONS = {"depth": "trees of {} levels", "width": "{} nodes read on a level"}
 WORDS = {
     "eagle": Words("EAGLE", published="EAGLE"),
     "eagle2": Words("EAGLE-2", published="EAGLE2", options=OPTIONS),

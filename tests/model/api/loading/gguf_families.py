@@ -105,12 +105,7 @@ FAMILIES = {
             "moe_intermediate_size": 32,
             "norm_topk_prob": True,
         },
-        {
-            **OF_HEADS,
-            "expert_count": 4,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 32,
-        },
+        {**OF_HEADS, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
         head=32,
     ),
     "Gemma 2": Family(
@@ -129,12 +124,7 @@ FAMILIES = {
         "gemma3",
         "gemma3_text",
         {**GEMMA, "rope_parameters": {"full_attention": {**LINEAR, "factor": 8.0}}},
-        {
-            **OF_HEADS,
-            **LINEAR_KEYS,
-            "rope.scaling.factor": 8.0,
-            "attention.sliding_window": WINDOW,
-        },
+        {**OF_HEADS, **LINEAR_KEYS, "rope.scaling.factor": 8.0, "attention.sliding_window": WINDOW},
         head=32,
         num_layers=7,
     ),

@@ -24,12 +24,7 @@ from tests.model.engine.test_near_ties import model_with_twins
 from tests.pairs import pairs
 
 LLAMA = "Llama, grouped heads"
-FAMILIES = [
-    LLAMA,
-    "Qwen2, sliding window",
-    "Gemma 3n text",
-    "BLOOM",
-]
+FAMILIES = [LLAMA, "Qwen2, sliding window", "Gemma 3n text", "BLOOM"]
 PROMPT = random_ids(9, seed=1, vocab_size=64)
 QUESTIONS = [random_ids(length, seed=2, vocab_size=64) for length in (5, 6)]
 

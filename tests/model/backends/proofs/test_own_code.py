@@ -189,10 +189,7 @@ def test_a_class_that_prepares_the_same_inputs_is_proved_and_decodes_within_gene
     model = built(Harmless)
     ids = torch.tensor([PROMPT])
     out = model.generate(
-        ids,
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        custom_generate=recycling(),
+        ids, max_new_tokens=NUM_TOKENS, do_sample=False, custom_generate=recycling()
     )
     assert out[0, len(PROMPT) :].tolist() == plain(model)
 
@@ -205,9 +202,7 @@ def test_a_model_whose_own_generation_fails_is_refused_with_its_reason(
         SpeculativeDecoder(built(Harmless))
 
 
-def test_a_model_is_proved_again_only_when_its_code_changed(
-    tested: list[TargetModel],
-) -> None:
+def test_a_model_is_proved_again_only_when_its_code_changed(tested: list[TargetModel]) -> None:
     target = TargetModel(built())
     module.prove(target)
     tested.clear()

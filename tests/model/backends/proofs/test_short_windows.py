@@ -23,10 +23,7 @@ from tests.model.families.family import Family
 
 KINDS = {
     "MistralConfig": {"sliding_window": 12},
-    "Gemma2Config": {
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
+    "Gemma2Config": {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
 }
 
 

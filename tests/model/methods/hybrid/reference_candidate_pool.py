@@ -77,13 +77,7 @@ class ReferencePool:
         num_neighbours: records that are compared for a node; 0: none.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        k: int,
-        vocab_size: int,
-        num_neighbours: int = 0,
-    ) -> None:
+    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
         self._k = k
         self._vocab_size = vocab_size
         self.tables = ReferenceRowTables(num_slots, k)

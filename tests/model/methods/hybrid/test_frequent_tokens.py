@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from model.methods.hybrid.candidate_pool import NUM_FREQUENT, CandidatePool
-from tests.model.methods.hybrid.reference_tables import (
-    ReferenceFrequentTokens as FrequentTokens,
-)
+from tests.model.methods.hybrid.reference_tables import ReferenceFrequentTokens as FrequentTokens
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,14 +15,7 @@ import torch
 
 from model.engine.read_out import sampled_ids
 from model.methods.hybrid import tables as module
-from model.methods.hybrid.tables import (
-    BYTES_OF_TOKEN,
-    FIRST,
-    LENGTH,
-    NOBODY,
-    NUM_CODES,
-    NUM_STEPS,
-)
+from model.methods.hybrid.tables import BYTES_OF_TOKEN, FIRST, LENGTH, NOBODY, NUM_CODES, NUM_STEPS
 from tests.model.methods.hybrid.misfits import misfits
 from tests.model.methods.hybrid.reference_tables import ReferenceNeighbours as Neighbours
 from tests.model.methods.hybrid.reference_tables import states_of

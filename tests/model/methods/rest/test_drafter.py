@@ -93,9 +93,7 @@ def test_a_trace_of_the_authors_code(tmp_path: Path) -> None:
     text = [9, 1, 2]
     whole = drafter_of(tmp_path, [corpus], draft_length=3, num_nodes=7, cut="none")
     # 3 counts twice, everything else once; of equals the alphabetically first ones.
-    assert draft(whole, text) == [
-        *((3,), (3, 4), (3, 4, 1), (3, 5), (3, 5, 1), (6,), (6, 7)),
-    ]
+    assert draft(whole, text) == [*((3,), (3, 4), (3, 4, 1), (3, 5), (3, 5, 1), (6,), (6, 7))]
     # The lengths of these seven add up to 1 + 2 + 3 + 2 + 3 + 1 + 2 = 14; the longest go until it is 7 or less:
     # 3 5 1, 3 4 1, then of the three with two tokens, each of which would do, the one ranked last.
     published = drafter_of(tmp_path, [corpus], draft_length=3, num_nodes=7)
