@@ -279,11 +279,14 @@ class ReplayTarget(PassShapes):
             nodes[index] = self.question.add(before, tokens[index], row)
 
     def _dense(self, nodes: Sequence[int]) -> torch.Tensor:
-        """Return logits [N, V] after texts of a prompt, right where they are recorded, with their samples."""
+        """Return logits [N, V] after texts of a prompt: those that the drafter reads, with their samples.
+
+        What others read of a row is left out: it may tie with the last one.
+        """
         logits = torch.full((len(nodes), self.vocab_size), -float(LARGEST))
         for place, node in enumerate(nodes):
-            count = self.question.width(node)
-            count = self.source.num_likeliest if count == NUM_KEPT else count
+            is_wide = self.num_read > NUM_KEPT
+            count = self.num_read if is_wide else min(self.num_read, self.question.width(node))
             (token_ids,), (values,) = self.question.rows([node], count)
             lifts = LIFT * torch.arange(len(values), 0, -1)
             logits[place, token_ids] = torch.tensor(values) + lifts

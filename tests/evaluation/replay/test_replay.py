@@ -21,7 +21,7 @@ from evaluation.record import main as record
 from evaluation.replay.__main__ import main, replay
 from evaluation.replay.costs import StepCosts
 from evaluation.replay.replaying import replayable
-from evaluation.replay.target import refuse_unrecordable
+from evaluation.replay.target import ReplayTarget, refuse_unrecordable
 from evaluation.replay.trace import (
     NUM_KEPT,
     SUFFIX,
@@ -268,6 +268,18 @@ def test_a_row_has_what_two_methods_asked_for() -> None:
     assert not question.lacks(node, 3, True)
     assert question.rows([node], 4) == ([[5, 6, 7, 0]], [[3.0, 2.0, 1.0, -2000.0]])
     assert question.samples([node]).tolist() == [[3.0, -4.0]]
+
+
+def test_a_method_sees_no_more_of_a_prompt_s_row_than_when_it_was_recorded(trace: Path) -> None:
+    """A later method may ask for tokens whose logits tie with the last one that an earlier method read."""
+    target, question = ReplayTarget(Source.read(trace)), RecordedQuestion("a", "qa", 2)
+    target.question, target.num_read = question, 2
+    ids, logits = np.array([5, 6, 7], np.int32), np.array([48, 32, 32], np.int16)
+    found = []
+    for count in (2, 3):
+        node = question.add(0, 9, Row(ids[:count], logits[:count], None))
+        found.append(target._dense([node]))
+    assert torch.equal(*found) and found[0].topk(2).indices.tolist() == [[5, 6]]
 
 
 def doctored(folder: Path, change: Any) -> None:
