@@ -252,15 +252,15 @@ class ReplayTarget(PassShapes):
             live.keep(cache.length, ())
         ends = range(topology.num_nodes) if is_text else asked  # a prompt's chunk is read whole
         read = sorted({above for node in ends for above in topology.path_to(node)})
-        text = [self.question.token(node) for node in cache.nodes]
-        prompt = text[: cache.num_prompt]
-        for _ in target.prefill([*prompt, 0], live, with_logits=False):  # but any root
-            pass
-        while len(text) - live.length > max(0, MOST_ROWS_WITH_VECTORS - len(read)):
-            piece = text[live.length : live.length + MOST_ROWS_WITH_VECTORS]
+        if live.length < cache.num_prompt:
+            prompt = [self.question.token(node) for node in cache.nodes[: cache.num_prompt]]
+            for _ in target.prefill([*prompt, 0], live, with_logits=False):  # but any root
+                pass
+        unread = [self.question.token(node) for node in cache.nodes[live.length :]]
+        while len(unread) > max(0, MOST_ROWS_WITH_VECTORS - len(read)):
+            piece, unread = unread[:MOST_ROWS_WITH_VECTORS], unread[MOST_ROWS_WITH_VECTORS:]
             token_ids = torch.tensor(piece, device=target.device)
             target.read(token_ids, live.length, live, last_logits_only=True)
-        unread = text[live.length :]
         # Place of a node in the pass; -1, the parent of the root, is the end of what was unread.
         places = {node: len(unread) + place for place, node in enumerate((-1, *read), start=-1)}
         parents = topology.parents
