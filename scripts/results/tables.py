@@ -90,8 +90,8 @@ def rulers(packs: Sequence[Path]) -> str:
         UserError: for another model, whose tokenizer is not here.
     """
     groups, tokenizer = _groups(packs), load_tokenizer(str(DEMO_MODEL))
-    header = ["model", "method", "exact", "decoding alone", "by counted tokens"]
-    header.append("Spec-Bench's script")
+    header = ["model", "method"]
+    header += ["exact", "decoding alone", "by counted tokens", "Spec-Bench's script"]
     body = []
     for group in groups:
         if Path(group.conditions[0].partition("@")[0]) != Path(*DEMO_MODEL.parts[-2:]):
@@ -345,7 +345,7 @@ def _conditions(group: Group) -> str:
         if (engine := engine_text(row.entry))
     )
     costs = facts["replayed"]
-    device = facts["device"] if costs == "None" else f"replayed, times by the costs of {costs}"
+    device = facts["device"] if costs == "None" else options_text({"replayed": costs})
     return (
         f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
         f"{device}, commit {facts['commit']}. Answers that differ from vanilla's: {differing or 'none'}"
