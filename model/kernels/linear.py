@@ -50,6 +50,7 @@ from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 TYPES = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
     "Q8_0": (32, 34),
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
@@ -135,15 +136,25 @@ class QuantisedLinear(_Quantised, nn.Linear):  # type: ignore[override]
 
 
 class QuantisedEmbedding(_Quantised, nn.Embedding):  # type: ignore[override]
-    """An embedding with quantised weights; only the rows that are asked for are dequantised."""
+    """An embedding with quantised weights; only the rows that are asked for are dequantised.
 
-    def __init__(self, blocks: torch.Tensor, dtype: torch.dtype) -> None:
+    Args:
+        blocks, dtype: as `_Quantised`.
+        scale: what its rows are multiplied by, as Gemma's are.
+    """
+
+    def __init__(
+        self, blocks: torch.Tensor, dtype: torch.dtype, scale: float | None = None
+    ) -> None:
         super().__init__(blocks, dtype)
+        self._scale = scale
         self.num_embeddings, self.embedding_dim = self.shape
         self.padding_idx = self.max_norm = None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = self._dequantised(self.blocks[ids.reshape(-1)])
+        if self._scale is not None:
+            rows *= torch.tensor(self._scale, dtype=rows.dtype)
         return rows.reshape(*ids.shape, self.embedding_dim)
 
 

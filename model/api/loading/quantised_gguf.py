@@ -1,10 +1,9 @@
 """Loads a GGUF file with its weights as they are: transformers places their blocks, our layers compute with them.
 
-Transformers 5.23 has layers of blocks, for a kernel of its hub, and plans which weights stay quantised for its
-newest loader. For architectures of its older loader, which dequantises all, the plan is made here, from its table
-of names and its processors of tensors: a weight stays quantised if they only reorder its rows, as Llama's queries
-and keys. When the blocks are loaded, our layers take the place of transformers', and the model is a stock model
-without a quantizer.
+Transformers 5.23 plans which weights stay quantised for its newest loader. For architectures of its older one,
+which dequantises all, the plan is made here, from its table of names and its processors of tensors: a weight stays
+quantised if they only reorder its rows, as Llama's queries and keys. When the blocks are loaded, our layers take the
+place of those that held them, and the model is a stock model without a quantizer.
 """
 
 from __future__ import annotations
@@ -16,15 +15,9 @@ import gguf
 import numpy as np
 import torch
 from torch import nn
-from transformers.integrations.gguf.dequant import GGML_BLOCK, GGML_NAME
+from transformers.integrations.gguf.dequant import GGML_NAME
 from transformers.integrations.gguf.reader import GgufHeader
-from transformers.integrations.gguf.utils import (
-    GgufEmbedding,
-    GgufLinear,
-    get_gguf_conversion_mapping,
-    get_gguf_plan,
-    replace_with_gguf_modules,
-)
+from transformers.integrations.gguf.utils import get_gguf_conversion_mapping, get_gguf_plan
 from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     TensorProcessor,
@@ -35,6 +28,7 @@ from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 from ...kernels.linear import TYPES, QuantisedEmbedding, QuantisedLinear
 from .gguf_config import FREQS, LONG, SHORT
 
+SCALE = "scalar_embed_scale"  # what Gemma's embedding is multiplied by
 READ = (FREQS, LONG, SHORT)  # tensors that are read into the config
 
 
@@ -45,10 +39,6 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is needed: the kernel is ours."""
-
-    def supports(self, ggml_type: int) -> bool:
-        """Whether our kernel reads a type."""
-        return GGML_NAME.get(ggml_type) in TYPES
 
     def read_header(self, gguf_file: str) -> None:
         self._file = gguf_file
@@ -63,28 +53,24 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
             self.mapping = get_gguf_conversion_mapping(self.header.architecture, model.config)
             self.quantized, plan, permuted = get_gguf_plan(self.header, self.mapping)
             # Experts have other names, and permuted columns would need their inputs permuted.
-            plan = {
-                name: kind
+            kinds = {
+                name: GGML_NAME[kind]
                 for name, kind in plan.items()
-                if is_native
-                and name.endswith(".weight")
-                and name not in permuted
-                and self.supports(kind)
+                if is_native and name.endswith(".weight") and name not in permuted
             }
         else:
             with torch.device("cpu"):  # the model is made on none
-                self._tensors, plan = _read(self._file, model, is_native, self.dtype)
-        self.quantised_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
+                self._tensors, kinds = _read(self._file, model, is_native, self.dtype)
+        self.packed_modules = _hold_blocks(model, kinds)  # the newest loader dequantises others
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         shared: dict[int, torch.Tensor] = {}  # tied layers stay tied
         for name, module in [*model.named_modules()]:
-            if not isinstance(module, GgufLinear | GgufEmbedding):
+            if not isinstance(module, _Blocks):
                 continue
-            weight, (_, size) = module.weight.data, GGML_BLOCK[module.ggml_type]
-            blocks = shared.setdefault(id(module.weight), weight.view(len(weight), -1, size))
-            layer: nn.Module = QuantisedEmbedding(blocks, self.dtype)
-            if isinstance(module, GgufLinear):
+            blocks = shared.setdefault(id(module.weight), module.weight.data.view(module.shape))
+            layer: nn.Module = QuantisedEmbedding(blocks, self.dtype, module.scale)
+            if module.is_linear:
                 layer = QuantisedLinear(blocks, self.dtype, module.bias)
             model.set_submodule(name, layer)
         if self.supported:
@@ -92,9 +78,49 @@ class Quantizer(GgufHfQuantizer):  # type: ignore[misc]
         return model
 
 
+class _Blocks(nn.Module):
+    """Holds a layer's blocks while they are loaded, in rows of bytes.
+
+    Args:
+        layer: a linear layer or an embedding.
+        kind: the blocks' type.
+    """
+
+    def __init__(self, layer: Any, kind: str) -> None:
+        super().__init__()
+        numbers, size = TYPES[kind]
+        rows, columns = layer.weight.shape
+        self.shape = (rows, columns // numbers, size)
+        self.weight = nn.Parameter(
+            torch.empty(rows, columns // numbers * size, dtype=torch.uint8), requires_grad=False
+        )
+        self.is_linear, self.bias = isinstance(layer, nn.Linear), getattr(layer, "bias", None)
+        self.scale: float | None = getattr(layer, SCALE, None)
+
+
+def _is_known(layer: Any) -> bool:
+    """Whether a layer's weight can stay quantised: Gemma's embedding has a scale, and so a class of its own."""
+    is_scaled = isinstance(layer, nn.Embedding) and hasattr(layer, SCALE)
+    return type(layer) in (nn.Linear, nn.Embedding) or is_scaled
+
+
+def _hold_blocks(model: Any, kinds: dict[str, str]) -> dict[str, nn.Module]:
+    """Replace the layers whose weights stay quantised, of these types by their names; return them by these."""
+    if model.config.tie_word_embeddings:
+        tied = model._tied_weights_keys or {}
+        kinds |= {one: kinds[source] for one, source in tied.items() if source in kinds}
+    held: dict[str, nn.Module] = {}
+    for name, layer in [*model.named_modules()]:
+        kind = kinds.get(of_layer := f"{name}.weight")
+        if kind in TYPES and _is_known(layer):
+            held[of_layer] = _Blocks(layer, kind)
+            model.set_submodule(name, held[of_layer])
+    return held
+
+
 def _read(
     file: str, model: Any, is_native: bool, dtype: torch.dtype
-) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return a file's tensors by their names in the model, and the types of those that stay quantised, if any may;
     as transformers' `load_gguf_checkpoint`, which dequantises all, and leaves out those that the model has not.
     """
@@ -102,17 +128,17 @@ def _read(
     architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
-    layers = {f"{name}.weight": type(module) for name, module in model.named_modules()}
+    layers = {f"{name}.weight": module for name, module in model.named_modules()}
     tensors: dict[str, torch.Tensor] = {}
-    plan: dict[str, int] = {}
+    kinds: dict[str, str] = {}
     words = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": tensors}}
     for tensor in reader.tensors:
         name = names.get(tensor.name, "")
-        is_layer = is_native and layers.get(name) in (nn.Linear, nn.Embedding)
+        is_layer = is_native and _is_known(layers.get(name))
         order = _row_order(processor, tensor, words) if is_layer else None
         if order is not None and tensor.tensor_type.name in TYPES:
             tensors[name] = torch.from_numpy(tensor.data[order])
-            plan[name] = int(tensor.tensor_type)
+            kinds[name] = tensor.tensor_type.name
             continue
         numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
         found = processor.process(weights=numbers, name=tensor.name, **words)
@@ -122,7 +148,7 @@ def _read(
             raise ValueError(
                 f"{file}: tensor {tensor.name} is none of the model's; allowed: a file without it"
             )
-    return tensors, plan
+    return tensors, kinds
 
 
 def _row_order(processor: TensorProcessor, tensor: Any, words: Any) -> np.ndarray | None:

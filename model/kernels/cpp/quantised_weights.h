@@ -104,6 +104,26 @@ struct Q4_1 {
   }
 };
 
+// Four low bits of each number, after the fifth bits of all.
+struct Q5_0 {
+  static constexpr int64_t SIZE = 32, BYTES = 22;
+  // The k-th sixteen numbers of a block.
+  static __m128i sixteen(Bytes block, int k) {
+    const __m128i four = _mm_and_si128(_mm_srli_epi16(bytes_at(block + 6), 4 * k), _mm_set1_epi8(15));
+    uint16_t bits;
+    std::memcpy(&bits, block + 2 + 2 * k, sizeof(bits));
+    const __m128i of_each = _mm_shuffle_epi8(_mm_set1_epi16(bits), _mm_set_epi64x(0x0101010101010101, 0));
+    const __m128i place = _mm_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+    // A number without its fifth bit is 16 less.
+    const __m128i without = _mm_cmpeq_epi8(_mm_and_si128(of_each, place), _mm_setzero_si128());
+    return _mm_or_si128(four, _mm_and_si128(without, _mm_set1_epi8(-16)));
+  }
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part * BYTES;
+    for (int k = 0; k < 2; ++k) scaled(sixteen(block, k), half_at(block), weights + k * VECTORS / 2);
+  }
+};
+
 // Whole numbers of eight bits, after their scale: in half precision, or torchao's in float32.
 template <int64_t SCALE_BYTES>
 struct EightBits {
@@ -279,12 +299,13 @@ void for_blocks(int64_t bytes, const Function& function) {
   switch (bytes) {
     case Q4_0::BYTES: return function(Q4_0());
     case Q4_1::BYTES: return function(Q4_1());
+    case Q5_0::BYTES: return function(Q5_0());
     case Q8_0::BYTES: return function(Q8_0());
     case Int8::BYTES: return function(Int8());
     case Q4_K::BYTES: return function(Q4_K());
     case Q6_K::BYTES: return function(Q6_K());
   }
-  TORCH_CHECK(false, "quantised weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, int8");
+  TORCH_CHECK(false, "quantised weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K, int8");
 }
 
 }  // namespace few_rows

@@ -53,6 +53,10 @@ inline std::array<int8_t, PART> whole_halves(Bytes place) {
   return numbers;
 }
 
+inline void store_sixteen(__m128i numbers, int k, WholePart& part) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(part.numbers.data()) + k, numbers);
+}
+
 // The parts of each type of blocks, and how they are repacked.
 inline WholePart whole_part(Q4_0, Bytes row, int64_t part) {
   const Bytes block = row + part * Q4_0::BYTES;
@@ -64,6 +68,14 @@ inline WholePart whole_part(Q4_1, Bytes row, int64_t part) {
   const Bytes block = row + part * Q4_1::BYTES;
   const float scale = half_at(block);
   return {whole_halves(block + 4), {scale, scale}, half_at(block + 2)};
+}
+
+inline WholePart whole_part(Q5_0, Bytes row, int64_t part) {
+  const Bytes block = row + part * Q5_0::BYTES;
+  const float scale = half_at(block);
+  WholePart found{{}, {scale, scale}};
+  for (int k = 0; k < 2; ++k) store_sixteen(Q5_0::sixteen(block, k), k, found);
+  return found;
 }
 
 template <int64_t SCALE_BYTES>
@@ -88,14 +100,13 @@ inline WholePart whole_part(Q6_K, Bytes row, int64_t part) {
   const auto scales = reinterpret_cast<const int8_t*>(block + 192 + part % 8 * 2);
   const float scale = half_at(block + 208);
   WholePart found{{}, {scale * scales[0], scale * scales[1]}};
-  for (int k = 0; k < 2; ++k) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(found.numbers.data()) + k, Q6_K::sixteen(block, part, k));
-  }
+  for (int k = 0; k < 2; ++k) store_sixteen(Q6_K::sixteen(block, part, k), k, found);
   return found;
 }
 
 inline Packed4 packed_as(Q4_0) { return {}; }
 inline Packed4 packed_as(Q4_1) { return {}; }
+inline Packed8 packed_as(Q5_0) { return {}; }
 inline Packed8 packed_as(Q8_0) { return {}; }
 inline PackedInt8 packed_as(Int8) { return {}; }
 inline Packed4K packed_as(Q4_K) { return {}; }

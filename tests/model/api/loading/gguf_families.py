@@ -1,4 +1,4 @@
-"""Tiny random models of eight families, and their GGUF files as llama.cpp's converter writes them.
+"""Tiny random models of nine families, and their GGUF files as llama.cpp's converter writes them.
 
 Names of tensors are those of the package gguf. What the converter changes in values is done here: Llama's queries
 and keys are interleaved, one is added to Gemma's norms. A model is written in a type of llama.cpp's, and gets the
@@ -147,6 +147,22 @@ FAMILIES = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
         {"rope.freq_base": 500000.0},
     ),
+    "LFM 2": Family(
+        "lfm2",
+        "lfm2",
+        {
+            "block_auto_adjust_ff_dim": False,
+            "conv_L_cache": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        {
+            "attention.head_count_kv": [0, KV_HEADS, 0],
+            "rope.freq_base": 10000.0,
+            "shortconv.l_cache": 3,
+            "vocab_size": len(tokens()),
+        },
+    ),
 }
 
 
@@ -197,7 +213,8 @@ def write_family(
         "block_count": family.num_layers,
     }
     heads = {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}
-    norm = {"attention.layer_norm_rms_epsilon": model.config.rms_norm_eps}
+    epsilon = model.config.norm_eps if family.architecture == "lfm2" else model.config.rms_norm_eps
+    norm = {"attention.layer_norm_rms_epsilon": epsilon}
     of_family = {**sizes, **heads, **norm, "feed_forward_length": MLP, **family.keys}
     writer = _begun(file, family, of_family, keys or {})
     for name, numbers in {**family.tensors, **(tensors or {})}.items():
@@ -277,7 +294,8 @@ def _add_weights(writer: Any, family: Family, model: Any, kind: str) -> None:
 
 def _written(writer: Any, name: str, numbers: torch.Tensor, kind: str) -> torch.Tensor:
     """Add a tensor, a matrix in this type, and return the numbers that the file then has."""
-    of_tensor = GGMLQuantizationType[kind if numbers.ndim > 1 else "F32"]
-    data = quantize(numbers.contiguous().numpy(), of_tensor)
+    is_convolution = ".shortconv.conv." in name
+    of_tensor = GGMLQuantizationType["F32" if is_convolution or numbers.ndim == 1 else kind]
+    data = quantize((numbers[:, 0] if is_convolution else numbers).contiguous().numpy(), of_tensor)
     writer.add_tensor(name, data, raw_dtype=of_tensor)
     return torch.from_numpy(dequantize(data, of_tensor)).view(numbers.shape)

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from model import SpeculativeDecoder
 from model.api.loading import weights
 from model.api.loading.weights import read, read_weights
+from model.kernels.linear import QuantisedEmbedding, QuantisedLinear
 from model.kernels.short_pass import short_pass_kernel
 from tests.model.api.loading.gguf_families import (
     CONTEXT,
@@ -69,6 +70,8 @@ def test_texts_are_those_of_the_model(name: str, kind: str, tmp_path: Path) -> N
         if kind in NATIVE and short_pass_kernel():
             native = read_weights(file, "native", dtype=torch.float32).eval()
             torch.testing.assert_close(native(ids).logits, model(ids).logits, atol=2e-4, rtol=0)
+            ends = (native.get_input_embeddings(), native.get_output_embeddings())
+            assert [type(one) for one in ends] == [QuantisedEmbedding, QuantisedLinear]
 
 
 def test_a_folder_that_a_read_model_is_saved_in_says_the_same(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def read(file: Path, is_native: bool) -> Any:
     return read_weights(file, "native" if is_native else None, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", KIND])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_0", KIND])
 def test_weights_stay_quantised_and_are_those_of_the_dequantised_model(
     kind: str, folder: Path
 ) -> None:
@@ -70,7 +70,7 @@ def test_weights_stay_quantised_and_are_those_of_the_dequantised_model(
     assert type(model.model.embed_tokens) is QuantisedEmbedding
     assert sum(type(module) is QuantisedLinear for module in model.modules()) == 7 * LAYERS + 1
     assert num_weights(model) == num_weights(dense)
-    bytes_of = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+    bytes_of = {"Q8_0": 34, "Q5_0": 22, "Q4_0": 18, "Q4_1": 20}
     matrices = sum(one.numel() for one in dense.parameters() if one.ndim == 2)
     assert sum(one.nbytes for one in quantised_weights(model)) == matrices // 32 * bytes_of[kind]
     expected, found = dense.state_dict(), model.state_dict()
