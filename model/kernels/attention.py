@@ -41,10 +41,12 @@ from .measured_attention import (
     first_letters,
     registered,
 )
-from .operations import is_for_draft
+from .operations import MOST_WITH_MASK, is_for_draft
 from .registered_attention import (
+    PREFIX,
     USUAL,
     is_special,
+    one_by_one,
     packed_name,
     register_attention,
     usual_attention,
@@ -115,6 +117,32 @@ def few_queries_attention(
     return attended, None
 
 
+def few_queries_of_sequences(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, H, S, D]
+    key: torch.Tensor,  # from `with_sequences`
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend in each sequence as `few_queries_attention`, bit for bit, in one call; cases that the kernel does not
+    support go there one by one. Arguments are as of `one_by_one`.
+    """
+    sizes, ends, keys, values, is_masked = key.of_sequences  # type: ignore[attr-defined]
+    is_large = max(sizes) > MOST_WITH_MASK or (attention_mask is None and max(sizes) > 1)
+    if is_large or dropout or key.dtype != query.dtype or is_special(kwargs):
+        return one_by_one(
+            FEW_QUERIES, module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended: torch.Tensor = torch.ops.token_recycling.attend_texts.default(
+        query, keys, values, attention_mask, scale, sizes, ends, is_masked
+    )
+    return attended, None
+
+
 def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
     """Whether attention without a mask is causal, as transformers' sdpa attention decides it."""
     is_causal = options.get("is_causal")
@@ -123,6 +151,7 @@ def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
 
 register_attention(GROUPED, grouped_attention)
 register_attention(FEW_QUERIES, few_queries_attention)
+register_attention(PREFIX + FEW_QUERIES, few_queries_of_sequences)
 
 
 class AttentionKernels:

@@ -113,8 +113,9 @@ class SequenceRows(NamedTuple):
     """The rows of all sequences in a layer."""
 
     sizes: Sequence[int]  # queries of each sequence, S in all
-    # Keys [1, K, T, D] and values [1, K, T, E] of each sequence, its new ones included.
-    rows: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ends: Sequence[int]  # rows in use of each sequence, its new ones included
+    keys: Sequence[torch.Tensor]  # buffers [1, K, M, D]
+    values: Sequence[torch.Tensor]  # buffers [1, K, M, E]
     is_masked: bool  # whether the mask of a single query says anything
 
 
@@ -130,11 +131,11 @@ def packed_name(name: str) -> str:
     """
     packed = PREFIX + name
     if packed not in AttentionInterface():
-        register_attention(packed, partial(_one_by_one, name), name == EAGER)
+        register_attention(packed, partial(one_by_one, name), name == EAGER)
     return packed
 
 
-def _one_by_one(
+def one_by_one(
     name: str,
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, H, S, D]
@@ -156,12 +157,13 @@ def _one_by_one(
     sequences: SequenceRows = key.of_sequences  # type: ignore[attr-defined]
     attend = ALL_ATTENTION_FUNCTIONS[name] if name != EAGER else _eager(module)
     outputs, begin = [], 0
-    for size, (keys, values) in zip(sequences.sizes, sequences.rows, strict=True):
+    for size, length, *buffers in zip(*sequences[:4], strict=True):
         end = begin + size
         mask = None
         if attention_mask is not None and (size > 1 or sequences.is_masked):
-            mask = attention_mask[:, :, begin:end, : keys.shape[2]]
-        found = attend(module, query[:, :, begin:end], keys, values, mask, *arguments, **options)
+            mask = attention_mask[:, :, begin:end, :length]
+        rows = (buffer[:, :, :length] for buffer in buffers)
+        found = attend(module, query[:, :, begin:end], *rows, mask, *arguments, **options)
         outputs.append(found[0])
         begin = end
     return torch.cat(outputs, dim=1), None

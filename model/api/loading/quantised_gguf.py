@@ -2,8 +2,8 @@
 
 Transformers 5.23 plans which weights stay quantised for its newest loader. For architectures of its older one,
 which dequantises all, the plan is made here, from its table of names and its processors of tensors: a weight stays
-quantised if they only reorder its rows, as Llama's queries and keys. When the blocks are loaded, our layers take the
-place of those that held them, and the model is a stock model without a quantizer.
+quantised if they only reorder its rows, as Llama's queries and keys. When the blocks are loaded, our layers take
+the place of those that held them, and the model is a stock model without a quantizer.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ...engine.batch import SharedPass
 from ...engine.read_out import Candidates, ReadOut, read_out
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.registered_attention import SequenceRows, with_sequences
+from ...kernels.short_pass import short_pass_kernel
 from ...machine.hardware import uploaded
 from ..target import TargetModel
 from .cache import MadeLayer, TreeCache, TreeCacheLayer
@@ -47,16 +48,22 @@ class PackedLayer(MadeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append rows [1, H, S, D], each to its sequence; return them, tied to all rows of every sequence."""
-        parts = zip(
-            self._layers,
-            key_states.split(self._sizes, 2),
-            value_states.split(self._sizes, 2),
-            strict=True,
-        )
-        rows = [layer.update(keys, values) for layer, keys, values in parts]
-        return with_sequences(
-            key_states, SequenceRows(self._sizes, rows, self._is_masked)
-        ), value_states
+        buffers = [layer.keys for layer in self._layers], [layer.values for layer in self._layers]
+        is_same = buffers[0][0].dtype == key_states.dtype and key_states.device.type == "cpu"
+        if is_same and short_pass_kernel():
+            begins = [
+                layer.claim(size) for layer, size in zip(self._layers, self._sizes, strict=True)
+            ]
+            torch.ops.token_recycling.append_texts.default(
+                key_states, value_states, *buffers, self._sizes, begins
+            )
+        else:
+            parts = (states.split(self._sizes, 2) for states in (key_states, value_states))
+            for layer, *rows in zip(self._layers, *parts, strict=True):
+                layer.update(*rows)
+        ends = [layer.length for layer in self._layers]
+        sequences = SequenceRows(self._sizes, ends, *buffers, self._is_masked)
+        return with_sequences(key_states, sequences), value_states
 
     def get_seq_length(self, *args: object) -> int:
         """Return the most rows in use of any sequence."""

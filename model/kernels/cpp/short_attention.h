@@ -255,29 +255,60 @@ Matrix<const Number> head_of(const at::Tensor& tensor, int64_t head) {
   return {tensor.const_data_ptr<Number>() + head * tensor.stride(1), tensor.stride(2)};
 }
 
+// The queries [1, H, S, D] of several texts, `sizes` of each, and the rows that they see: the first `ends` keys and
+// values of each text's cache. A row of the mask [1, 1, S, T], additive or undefined, begins with its text's keys; a
+// single query sees all, unless `is_masked`.
+struct Texts {
+  at::Tensor query;
+  at::TensorList keys, values;
+  at::Tensor mask;
+  at::IntArrayRef sizes, ends;
+  bool is_masked;
+};
+
 template <typename Number>
-void attend_heads(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale,
-    bool is_causal, at::Tensor& outputs) {
-  const int64_t H = query.size(1), n = query.size(2), D = query.size(3);
-  const int64_t K = key.size(1), T = key.size(2), E = value.size(3);
-  const Matrix<const float> allowed{mask.defined() ? mask.const_data_ptr<float>() : nullptr, T};
+void attend_heads(const Texts& texts, double scale, bool is_causal, const at::Tensor& outputs) {
+  struct Task {
+    int64_t text, base, head, first, R;
+  };
+  const at::Tensor& q = texts.query;
+  const int64_t B = texts.sizes.size(), H = q.size(1), D = q.size(3), K = texts.keys[0].size(1);
+  const int64_t E = texts.values[0].size(3), num_threads = at::get_num_threads();
   Number* const first_output = outputs.mutable_data_ptr<Number>();
-  // With fewer key heads than threads, threads share the rows of a head.
-  const int64_t num_rows = H / K * n, num_threads = at::get_num_threads();
-  const int64_t num_parts = std::min(num_rows, std::max((num_threads + K - 1) / K, (num_rows + TASK_ROWS - 1) / TASK_ROWS));
-  const int64_t R = (num_rows + num_parts - 1) / num_parts;
-  const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, R * T * D));
-  at::parallel_for(0, K * num_parts, grain, [&](int64_t begin, int64_t end) {
+  std::vector<Task> tasks;
+  int64_t work = 0;
+  for (int64_t head = 0; head < K; ++head) {
+    for (int64_t text = 0, base = 0; text < B; base += texts.sizes[text++]) {
+      // With fewer key heads than threads, threads share the rows of a head.
+      const int64_t num_rows = H / K * texts.sizes[text], most = (num_rows + TASK_ROWS - 1) / TASK_ROWS;
+      const int64_t num_parts = std::min(num_rows, std::max((num_threads + B * K - 1) / (B * K), most));
+      const int64_t R = (num_rows + num_parts - 1) / num_parts;
+      for (int64_t index = 0; index < num_parts; ++index) {
+        // In the order first, last, second and so on: with a causal mask later rows take longer.
+        const int64_t first = (index % 2 ? num_parts - 1 - index / 2 : index / 2) * R;
+        if (first < num_rows) tasks.push_back({text, base, head, first, std::min(R, num_rows - first)});
+      }
+      work += num_rows * texts.ends[text] * D;
+    }
+  }
+  const int64_t count = tasks.size(), grain = std::max<int64_t>(1, GRAIN * count / std::max<int64_t>(1, work));
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      // In the order first, last, second and so on: with a causal mask later rows take longer.
-      const int64_t head = task / num_parts, index = task % num_parts;
-      const int64_t first = (index % 2 ? num_parts - 1 - index / 2 : index / 2) * R;
-      const Shared<Number> shared{head_of<Number>(key, head), head_of<Number>(value, head), allowed,
-                                  static_cast<float>(scale), is_causal, n, T, D, E};
-      const auto from = [&](int64_t row) { return head_of<Number>(query, head * (H / K) + row / n).row(row % n); };
-      const auto to = [&](int64_t row) { return first_output + (row % n * H + head * (H / K) + row / n) * E; };
-      if (first < num_rows) attend_rows(shared, first, std::min(R, num_rows - first), from, to);
+      const auto [text, base, head, first, R] = tasks[task];
+      const int64_t n = texts.sizes[text];
+      Matrix<const float> allowed{nullptr, 0};
+      if (texts.mask.defined() && (n > 1 || texts.is_masked)) {
+        allowed = Matrix<const float>{texts.mask.const_data_ptr<float>(), texts.mask.size(3)}.from(base);
+      }
+      const Shared<Number> shared{head_of<Number>(texts.keys[text], head), head_of<Number>(texts.values[text], head),
+                                  allowed, static_cast<float>(scale), is_causal, n, texts.ends[text], D, E};
+      const auto query = [&, base = base, head = head](int64_t row) {
+        return head_of<Number>(q, head * (H / K) + row / n).row(base + row % n);
+      };
+      const auto output = [&, base = base, head = head](int64_t row) {
+        return first_output + ((base + row % n) * H + head * (H / K) + row / n) * E;
+      };
+      attend_rows(shared, first, R, query, output);
     }
   });
 }
@@ -314,9 +345,10 @@ inline at::Tensor attend(
       "mask [1, 1, n, T], causal with n up to T");
   at::Tensor outputs = at::empty({1, query.size(2), query.size(1), value.size(3)}, query.options());
   if (outputs.numel() == 0) return outputs;
-  const at::Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
-  const at::Tensor allowed = mask ? additive(*mask) : at::Tensor();
-  for_dtype(dtype, "attend", [&](auto number) { attend_heads<decltype(number)>(q, k, v, allowed, scale, is_causal, outputs); });
+  const at::Tensor k = in_rows(key), v = in_rows(value), allowed = mask ? additive(*mask) : at::Tensor();
+  const int64_t n = query.size(2), T = key.size(2);
+  const Texts text{in_rows(query), k, v, allowed, n, T, true};
+  for_dtype(dtype, "attend", [&](auto number) { attend_heads<decltype(number)>(text, scale, is_causal, outputs); });
   return outputs;
 }
 
@@ -339,6 +371,30 @@ inline void append(const at::Tensor& buffer, const at::Tensor& rows, int64_t len
           static_cast<const char*>(from.const_data_ptr()) + source * bytes, D * bytes);
     }
   }
+}
+
+// Append the keys [1, K, S, D] and values [1, K, S, E] of several texts, `sizes` of each, to the `lengths` rows of
+// their caches.
+inline void append_texts(
+    const at::Tensor& keys, const at::Tensor& values, at::TensorList key_buffers, at::TensorList value_buffers,
+    at::IntArrayRef sizes, at::IntArrayRef lengths) {
+  int64_t begin = 0;
+  for (size_t text = 0; text < sizes.size(); begin += sizes[text++]) {
+    append(key_buffers[text], keys.narrow(2, begin, sizes[text]), lengths[text]);
+    append(value_buffers[text], values.narrow(2, begin, sizes[text]), lengths[text]);
+  }
+}
+
+// Attend with several texts (`Texts`): the bits of `attend` for each.
+inline at::Tensor attend_texts(
+    const at::Tensor& query, at::TensorList keys, at::TensorList values, const std::optional<at::Tensor>& mask,
+    double scale, at::IntArrayRef sizes, at::IntArrayRef ends, bool is_masked) {
+  const Texts texts{in_rows(query), keys, values, mask ? additive(*mask) : at::Tensor(), sizes, ends, is_masked};
+  const at::Tensor outputs = at::empty({1, query.size(2), query.size(1), values[0].size(3)}, query.options());
+  for_dtype(query.scalar_type(), "attend_texts", [&](auto number) {
+    attend_heads<decltype(number)>(texts, scale, false, outputs);
+  });
+  return outputs;
 }
 
 // Append keys [1, K, n, D] and values [1, K, n, E] to the `length` rows of a cache, then attend to all of them; `mask`

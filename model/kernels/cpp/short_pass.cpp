@@ -500,6 +500,14 @@ TORCH_LIBRARY(token_recycling, library) {
       "attend_with_cache(Tensor query, Tensor keys, Tensor values, Tensor(a!) key_buffer, Tensor(b!) value_buffer, "
       "Tensor mask, float scale, int length) -> Tensor",
       on_cpu(few_rows::attend_with_cache));
+  library.def(
+      "append_texts(Tensor keys, Tensor values, Tensor(a!)[] key_buffers, Tensor(b!)[] value_buffers, int[] sizes, "
+      "int[] lengths) -> ()",
+      on_cpu(few_rows::append_texts));
+  library.def(
+      "attend_texts(Tensor query, Tensor[] keys, Tensor[] values, Tensor? mask, float scale, int[] sizes, int[] ends, "
+      "bool is_masked) -> Tensor",
+      on_cpu(few_rows::attend_texts));
   library.def("checksum(Tensor bytes) -> int", on_cpu(checksum));
   library.def("gated(Tensor gate, Tensor rows) -> Tensor", on_cpu(few_rows::gated));
   library.def("captured_update(Tensor keys, Tensor values) -> (Tensor, Tensor)", on_cpu(captured_update));

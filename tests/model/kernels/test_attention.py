@@ -308,3 +308,32 @@ def test_beside_a_packed_pass_an_eager_model_attends_as_it_is() -> None:
     expected = model(ids).logits
     with attending(model.config, packed_name("eager")), ThreadPoolExecutor() as pool:
         assert torch.equal(pool.submit(lambda: model(ids).logits).result(), expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_texts_in_one_call_have_the_bits_of_one_call_each(
+    dtype: torch.dtype, is_masked: bool
+) -> None:
+    ours, sizes, lengths = torch.ops.token_recycling, [1, 40, 3, 1], [70, 5, 33, 0]
+    ends = [size + length for size, length in zip(sizes, lengths, strict=True)]
+    torch.manual_seed(0)
+    query = torch.randn(1, sum(sizes), 6, 24).to(dtype).transpose(1, 2)
+    keys, values = (torch.randn(1, 2, sum(sizes), size).to(dtype) for size in (24, 16))
+    mask = torch.randn(1, 1, sum(sizes), max(ends))
+    buffers = [[torch.randn(1, 2, 80, size).to(dtype) for _ in sizes] for size in (24, 16)]
+    expected, begin = [], 0
+    for size, length, *rows in zip(sizes, lengths, *buffers, strict=True):
+        end = begin + size
+        for part, new in zip(rows, (keys, values), strict=True):
+            part[:, :, length : length + size] = new[:, :, begin:end]
+        seen = mask[:, :, begin:end, : length + size] if size > 1 or is_masked else None
+        own = (part[:, :, : length + size] for part in rows)
+        expected.append(ours.attend(query[:, :, begin:end], *own, seen, 0.2, False))
+        for part in rows:
+            part[:, :, length : length + size] = 0
+        begin = end
+    ours.append_texts(keys, values, *buffers, sizes, lengths)
+    found = ours.attend_texts(query, *buffers, mask, 0.2, sizes, ends, is_masked)
+    assert torch.equal(found, torch.cat(expected, 1))
