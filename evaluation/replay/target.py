@@ -43,8 +43,6 @@ from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.linear import MOST_ROWS_WITH_VECTORS
 
 UNKNOWN = -1  # the place of a text that is not in the trace
-# Most logits [C, V] made up of recorded ones at once.
-MAX_DENSE = 2**24
 # By how much a logit is lifted for each recorded one after it, so that their order is kept where they are equal;
 # less than half a sixteenth in all.
 LIFT = 2.0**-12
@@ -162,10 +160,7 @@ class ReplayTarget(PassShapes):
             nodes, _ = self._append(
                 DraftTree.chain(chunk), cache, with_logits, is_last, is_text=True
             )
-            step = max(1, MAX_DENSE // self.vocab_size) if with_logits else size
-            for place in range(0, len(chunk), step):
-                part = slice(place, place + step)
-                yield PromptChunk(chunk[part], self._dense(nodes[part]) if with_logits else None)
+            yield PromptChunk(chunk, self._dense(nodes) if with_logits else None)
 
     def forward(self, tree: DraftTree, cache: ReplayCache) -> torch.Tensor:
         """Append all nodes; return no logits, [N, 0]: `read_out` has what is read of them."""

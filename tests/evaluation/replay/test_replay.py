@@ -282,6 +282,18 @@ def test_a_method_sees_no_more_of_a_prompt_s_row_than_when_it_was_recorded(trace
     assert torch.equal(*found) and found[0].topk(2).indices.tolist() == [[5, 6]]
 
 
+def test_a_prompt_is_shown_in_the_chunks_of_a_run(trace: Path) -> None:
+    """Rows of a chunk that end with the same token are averaged together."""
+    target, question = ReplayTarget(Source.read(trace)), RecordedQuestion("a", "qa", 2)
+    target.question, target.vocab_size = question, 2**16
+    node, prompt = 0, list(range(300))
+    for token in prompt:
+        row = Row(np.array([5], np.int32), np.array([48], np.int16), None)
+        node = question.add(node, token, row)
+    chunks = target.prefill([*prompt, 0], target.new_cache(400), with_logits=True)
+    assert [chunk.token_ids for chunk in chunks] == [prompt]
+
+
 def doctored(folder: Path, change: Any) -> None:
     """Change every row of the first question of a trace."""
     file = folder / f"demo{SUFFIX}"
