@@ -1,4 +1,4 @@
-"""Random cases: some always, and more as long as a minute lasts.
+"""Random cases: some always, and more for some seconds.
 
 Run: pytest tests/fuzz/test_fuzz.py; for longer: python -m tests.fuzz --minutes N
 """
@@ -18,7 +18,7 @@ from tests.fuzz.surroundings import surroundings
 
 SEED = 68
 # So many cases run however long they take; then more are drawn for so many seconds.
-FEWEST, SECONDS = 8, 60.0
+FEWEST, SECONDS = 8, 20.0
 
 
 def test_random_cases_are_transformers_own_texts(tmp_path: Path) -> None:
