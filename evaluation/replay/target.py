@@ -27,7 +27,6 @@ from evaluation.replay.trace import (
     LARGEST,
     LARGEST_SAMPLE,
     LOGIT_STEPS,
-    NUM_KEPT,
     RecordedQuestion,
     Row,
     Source,
@@ -280,8 +279,7 @@ class ReplayTarget(PassShapes):
         """
         logits = torch.full((len(nodes), self.vocab_size), -float(LARGEST))
         for place, node in enumerate(nodes):
-            is_wide = self.num_read > NUM_KEPT
-            count = self.num_read if is_wide else min(self.num_read, self.question.width(node))
+            count = min(self.num_read, self.question.width(node))
             (token_ids,), (values,) = self.question.rows([node], count)
             lifts = LIFT * torch.arange(len(values), 0, -1)
             logits[place, token_ids] = torch.tensor(values) + lifts

@@ -172,8 +172,9 @@ class RecordedQuestion:
         return token_ids, logits
 
     def width(self, node: int) -> int:
-        """Return how many tokens of a text's row are recorded, up to K."""
-        return int(self._widths[node])
+        """Return how many tokens of a text's row are recorded."""
+        further, _ = self._further.get(node, ((), ()))
+        return int(self._widths[node]) + len(further)
 
     def samples(self, nodes: Sequence[int]) -> np.ndarray:
         """Return the logit samples after texts, float32 [N, S]; zeros where they were not asked for."""
