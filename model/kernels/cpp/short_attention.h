@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -389,6 +390,22 @@ inline void append_texts(
 inline at::Tensor attend_texts(
     const at::Tensor& query, at::TensorList keys, at::TensorList values, const std::optional<at::Tensor>& mask,
     double scale, at::IntArrayRef sizes, at::IntArrayRef ends, bool is_masked) {
+  const size_t B = sizes.size();
+  bool is_shaped = query.dim() == 4 && B > 0 && keys.size() == B && values.size() == B && ends.size() == B;
+  for (size_t text = 0; is_shaped && text < B; ++text) {
+    const at::Tensor &key = keys[text], &value = values[text];
+    is_shaped = key.dim() == 4 && value.dim() == 4 && key.size(1) > 0 && key.size(1) == keys[0].size(1) &&
+                value.size(1) == key.size(1) && key.size(3) == query.size(3) && value.size(3) == values[0].size(3) &&
+                key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type() &&
+                key.stride(3) == 1 && value.stride(3) == 1 && sizes[text] > 0 && ends[text] >= sizes[text] &&
+                ends[text] <= std::min(key.size(2), value.size(2)) && (!mask || ends[text] <= mask->size(3));
+  }
+  TORCH_CHECK(
+      is_shaped && query.size(0) == 1 && query.size(1) % keys[0].size(1) == 0 &&
+          query.size(2) == std::accumulate(sizes.begin(), sizes.end(), int64_t(0)) &&
+          (!mask || mask->sizes().slice(0, 3) == at::IntArrayRef({1, 1, query.size(2)})),
+      "attend_texts: got query ", query.dtype(), query.sizes(), " of ", B, " texts; allowed: query [1, H, S, D], for each "
+      "text its caches [1, K, M, D] and [1, K, M, E] of the same dtype, its size and its end; mask [1, 1, S, T]");
   const Texts texts{in_rows(query), keys, values, mask ? additive(*mask) : at::Tensor(), sizes, ends, is_masked};
   const at::Tensor outputs = at::empty({1, query.size(2), query.size(1), values[0].size(3)}, query.options());
   for_dtype(query.scalar_type(), "attend_texts", [&](auto number) {
