@@ -190,7 +190,8 @@ def by_task(frame: pd.DataFrame, with_code: bool | None = None) -> dict[str, pd.
 
     None for `with_code` lets the frame's own tasks say whether the overall part has code.
     """
-    tasks = {task: frame[frame["task"] == task] for task in in_task_order(frame["task"])}
+    parts = dict(iter(frame.groupby("task", sort=False)))
+    tasks = {task: parts[task] for task in in_task_order(parts)}
     if with_code is None:
         with_code = counts_code(tasks)
     return tasks | {OVERALL: frame if with_code else frame[frame["task"] != CODE]}
@@ -216,11 +217,12 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
     """Return counts of questions, and token-weighted figures over those with sound rows on both sides."""
     used = part[part["is_used"]]
     figures: dict[str, float] = {"questions": len(used), "left_out": len(part) - len(used)}
-    is_counted = part["is_used"]
+    is_counted = part["is_used"].to_numpy(bool)
     for cause in CAUSES:
         # A question counts under its first cause, so that causes sum to what is left out.
-        figures[cause] = int((part[cause] & ~is_counted).sum())
-        is_counted = is_counted | part[cause]
+        is_cause = part[cause].to_numpy(bool)
+        figures[cause] = int((is_cause & ~is_counted).sum())
+        is_counted = is_counted | is_cause
     # A sum with an unknown part is unknown.
     total = used[[prefix + name for name in WORK for prefix in ("", "base_")]].sum(skipna=False)
 
