@@ -190,7 +190,7 @@ def by_task(frame: pd.DataFrame, with_code: bool | None = None) -> dict[str, pd.
 
     None for `with_code` lets the frame's own tasks say whether the overall part has code.
     """
-    parts = dict(iter(frame.groupby("task", sort=False)))
+    parts = {str(task): part for task, part in frame.groupby("task", sort=False)}
     tasks = {task: parts[task] for task in in_task_order(parts)}
     if with_code is None:
         with_code = counts_code(tasks)
