@@ -157,7 +157,8 @@ def one_by_one(
     sequences: SequenceRows = key.of_sequences  # type: ignore[attr-defined]
     attend = ALL_ATTENTION_FUNCTIONS[name] if name != EAGER else _eager(module)
     outputs, begin = [], 0
-    for size, length, *buffers in zip(*sequences[:4], strict=True):
+    rows_of = zip(sequences.sizes, sequences.ends, sequences.keys, sequences.values, strict=True)
+    for size, length, *buffers in rows_of:
         end = begin + size
         mask = None
         if attention_mask is not None and (size > 1 or sequences.is_masked):
