@@ -33,9 +33,9 @@ from evaluation.replay.trace import (
     whole,
 )
 from model.backends.passes.cache import TreeCache
-from model.backends.target import FEWEST_IN_CHUNK, MAX_LOGITS, PassShapes, TargetModel
+from model.backends.target import PassShapes, TargetModel, most_in_chunk
 from model.commands.command_line import UserError
-from model.engine.backend import PREFILL_CHUNK, PromptChunk
+from model.engine.backend import PromptChunk
 from model.engine.budget import MAX_DRAFT
 from model.engine.read_out import Candidates, ReadOut, likeliest, logit_samples_of
 from model.engine.tree import DraftTree, TreeTopology
@@ -151,7 +151,7 @@ class ReplayTarget(PassShapes):
     ) -> Iterator[PromptChunk]:
         """Read the prompt up to its last token, in the model's chunks."""
         read = prompt_ids[:-1]
-        size = min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // self.vocab_size))
+        size = most_in_chunk(self.vocab_size)
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
             is_last = begin + size >= len(read)

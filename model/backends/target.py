@@ -65,6 +65,11 @@ class Preparation(NamedTuple):
         return done if self.num_graphs else ""
 
 
+def most_in_chunk(vocab_size: int) -> int:
+    """Return the most tokens of a prompt that one pass reads."""
+    return min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // vocab_size))
+
+
 class PassShapes:
     """The shapes of passes and what is read of them: a stock model takes any, with nothing to prepare.
 
@@ -229,7 +234,7 @@ class TargetModel(PassShapes, LoadedModel):
     ) -> Iterator[PromptChunk]:
         """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
         read = prompt_ids[:-1]
-        size = min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // self.vocab_size))
+        size = most_in_chunk(self.vocab_size)
         is_beyond = len(prompt_ids) > (self.borders.rope or math.inf)
         if is_beyond:
             size, with_logits = len(read), False
