@@ -131,8 +131,10 @@ def few_queries_of_sequences(
     support go there one by one. Arguments are as of `one_by_one`.
     """
     sizes, ends, keys, values, is_masked = key.of_sequences  # type: ignore[attr-defined]
-    is_large = max(sizes) > MOST_WITH_MASK or (attention_mask is None and max(sizes) > 1)
-    if is_large or dropout or key.dtype != query.dtype or is_special(kwargs):
+    most = 1 if attention_mask is None else MOST_WITH_MASK
+    is_by_head = attention_mask is not None and attention_mask.shape[1] > 1
+    is_other = is_by_head or keys[0].dtype != query.dtype or is_special(kwargs)
+    if max(sizes) > most or dropout or is_other:
         return one_by_one(
             FEW_QUERIES, module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )

@@ -26,10 +26,11 @@ from model.kernels.attention import (
     AttentionKernels,
     can_exchange,
     few_queries_attention,
+    few_queries_of_sequences,
     grouped_attention,
 )
 from model.kernels.linear import LinearKernels, suitable_layers
-from model.kernels.registered_attention import packed_name
+from model.kernels.registered_attention import SequenceRows, packed_name, with_sequences
 from model.kernels.short_pass import DTYPES, short_pass_kernel
 from model.machine.own_forwards import attending
 from model.methods import METHODS, drafter_class
@@ -337,3 +338,18 @@ def test_texts_in_one_call_have_the_bits_of_one_call_each(
     ours.append_texts(keys, values, *buffers, sizes, lengths)
     found = ours.attend_texts(query, *buffers, mask, 0.2, sizes, ends, is_masked)
     assert torch.equal(found, torch.cat(expected, 1))
+
+
+@needs_kernel
+def test_texts_with_masks_by_head_are_attended_one_by_one() -> None:
+    sizes, lengths, layer = [2, 1], [5, 3], nn.Module()
+    layer.num_key_value_groups = 2  # type: ignore[assignment]
+    keys, values = ([torch.randn(1, 2, 8, 16) for _ in sizes] for _ in range(2))
+    ends = [size + length for size, length in zip(sizes, lengths, strict=True)]
+    new = with_sequences(torch.randn(1, 2, 3, 16), SequenceRows(sizes, ends, keys, values, True))
+    query, mask = torch.randn(1, 4, 3, 16), torch.randn(1, 4, 3, max(ends))
+    found, _ = few_queries_of_sequences(layer, query, new, new, mask, scaling=0.25)
+    for rows, end, key, value in zip((slice(0, 2), slice(2, 3)), ends, keys, values, strict=True):
+        own = (query[:, :, rows], key[:, :, :end], value[:, :, :end], mask[:, :, rows, :end])
+        right = nn.functional.scaled_dot_product_attention(*own, scale=0.25, enable_gqa=True)
+        torch.testing.assert_close(found[:, rows], right.transpose(1, 2))
