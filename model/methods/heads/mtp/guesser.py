@@ -9,10 +9,12 @@ Rows of the text are read once each, as soon as the tokens that they join are kn
 tokens, and are dropped after it. Where a draft is longer than there are layers, the last layer goes on with its own
 state, as inference servers run modules of one layer.
 
-Qwen3-Next and Qwen3.5 ship a layer under the names of Mellum's, which transformers leaves out even in `generate`.
-It is told how many there are, and that they attend to the whole text.
+Some layers are left out by transformers even in `generate`: those of Qwen3-Next and Qwen3.5 (names of Mellum's), of
+MiMo-7B and of MiMo-V2-Flash. It is told how many there are, what they attend to and how they are named. Every layer
+of the last model joins the model's final hidden state, as SGLang serves it, and guesses one token.
 
-Sources: F. Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv 2412.19437, section 2.2.
+Sources: F. Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv 2412.19437, section 2.2; MiMo-7B's published
+`modeling_mimo.py`; of MiMo-V2-Flash, SGLang's `mimo_v2_flash_nextn.py` and `multi_layer_eagle_worker_v2.py`.
 
 Shapes: L layers, T tokens of the text, C of them in a chunk, n rows, D hidden size, V vocabulary.
 """
@@ -40,10 +42,21 @@ FIRST_VERSION = "5.23"  # of transformers, whose layers these are
 DEPTH, WIDTH = 6, 10
 
 
-# What configs of Qwen3-Next and of Qwen3.5 call the number of layers.
-COUNTS = {"qwen3_next": "num_nextn_predict_layers"} | dict.fromkeys(
+# What configs call the number of layers, by model type.
+COUNTS = dict.fromkeys(("qwen3_next", "mimo"), "num_nextn_predict_layers") | dict.fromkeys(
     ("qwen3_5_text", "qwen3_5_moe_text"), "mtp_num_hidden_layers"
 )
+# MiMo-V2-Flash's config does not say how many its checkpoint ships.
+MIMO_V2, NUM_OF_MIMO_V2 = "mimo_v2_flash", 3
+# Names of MiMo's, and what transformers calls them: patterns, applied in turn after its own.
+RENAMED = {
+    r"^mtp_layers\.(\d+)\.": r"layers.\1.mtp_block.",
+    r"\.mtp_block\.token_layernorm\.": ".enorm.",
+    r"\.mtp_block\.hidden_layernorm\.": ".hnorm.",
+    r"\.mtp_block\.eh_proj\.": ".eh_proj.",
+    r"\.mtp_block\.final_layernorm\.": ".post_norm.",
+    r"\.pre_mlp_layernorm\.": ".post_attention_layernorm.",
+}
 
 
 def check_mtp(config: Any) -> None:
@@ -62,6 +75,8 @@ class MtpText:
     def __init__(self, target: TargetModel) -> None:
         self._model = _load(target)
         self.num_layers: int = self._model.num_mtp_layers
+        # Whether a layer joins the states of the layer before it, or the model's.
+        self._is_chain = self._model.config.model_type != MIMO_V2
         self.num_parameters = sum(each.numel() for each in self._model.layers.parameters())
         self._device, self._dtype = target.device, target.dtype
         self.clear()
@@ -94,22 +109,26 @@ class MtpText:
         states = hidden.to(self._device)
         for layer in range(self.num_layers):
             self._waiting[layer] = torch.cat((self._waiting[layer], states))
-            states = self._read_layer(layer)
+            found = self._read_layer(layer)
             if layer == 0:
-                self._last = states[-1:]
+                self._last = found[-1:]
+            if self._is_chain:
+                states = found
 
     def guesses(self, depth: int, width: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the likeliest tokens after the text and after each of its likeliest next ones in turn, with the
-        logarithms of their probabilities, both [depth, width]; None if nothing was read.
+        logarithms of their probabilities, both [depth, width], or fewer rows; None if nothing was read.
         """
         if self._last is None:
             return None
         found, rows = [self._top(self._last, width)], [0] * self.num_layers
         states = self._last[:0]  # of the rows that the draft adds to the layer before
-        for level in range(1, depth):
+        for level in range(1, depth if self._is_chain else min(depth, self.num_layers)):
             layer = min(level, self.num_layers - 1)
             begin = self._num_read[layer] + rows[layer]
-            if level < self.num_layers:
+            if not self._is_chain:
+                states = self._waiting[layer]
+            elif level < self.num_layers:
                 states = torch.cat((self._waiting[layer], states))
             else:
                 states = states[-1:] if len(states) else self._last
@@ -185,19 +204,36 @@ def _load(target: TargetModel) -> Any:
 
 def _more_layers(config: Any) -> int:
     """Return how many layers a checkpoint ships that transformers knows nothing of."""
+    if config.model_type == MIMO_V2:
+        return NUM_OF_MIMO_V2
     found = getattr(config, COUNTS.get(config.model_type, ""), None)
     return found if type(found) is int else 0
 
 
 def _counted(model: Any) -> Any:
-    """Return the model, or one with its modules whose config says how many layers it ships."""
+    """Return the model, or one with its modules that says how many layers it ships, of what kind and names."""
     count = _more_layers(model.config.get_text_config(decoder=True))
     if not count:
         return model
+    # Transformers 4 has none.
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
     model = copy(model)
     model.config = deepcopy(model.config)
     config = model.config.get_text_config(decoder=True)
-    config.num_mtp_layers, config.mtp_layer_types = count, ["full_attention"] * count
+    is_mimo_v2 = config.model_type == MIMO_V2
+    config.num_mtp_layers = count
+    config.mtp_layer_types = ["sliding_attention" if is_mimo_v2 else "full_attention"] * count
+    config.mtp_mlp_layer_types = ["dense"] * count
+    config.mtp_hidden_states_first = config.model_type == "mimo"
+    # Which weights are the layers', and how they are named.
+    ours = model._keys_to_ignore_on_load_unexpected or ()
+    model._keys_to_ignore_on_load_unexpected = [*ours, r"^model\.mtp_layers\."]
+    known = getattr(model, "_weight_conversions", None)
+    if known is None:
+        known = get_model_conversion_mapping(model)
+    model._weight_conversions = [*known, *(WeightRenaming(*pair) for pair in RENAMED.items())]
     return model
 
 

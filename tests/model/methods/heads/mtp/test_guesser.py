@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from model.backends.target import TargetModel
 from model.engine.budget import DraftBudget
@@ -43,6 +44,13 @@ DEEPSEEK = Family(
     "DeepseekV3Config",
     LATENT | ROUTED | {"num_mtp_layers": 3},
     without=("head_dim",),
+)
+MIMO_V2 = Family(
+    "MiMo-V2-Flash",
+    "MiMoV2FlashConfig",
+    ROUTED
+    | {"layer_types": MIXED_LAYERS * 2, "num_hidden_layers": 4, "sliding_window": WINDOW}
+    | {"head_dim": 12, "v_head_dim": 6, "num_key_value_heads": 1},
 )
 # Names of a Mellum checkpoint for what transformers calls otherwise.
 PUBLISHED = {
@@ -230,3 +238,162 @@ def test_layers_that_transformers_leaves_out_are_read(name: str, tmp_path: Path)
     layer = drafter._head._text._model.layers[0]  # type: ignore[attr-defined]
     assert torch.equal(layer.eh_proj.weight, own["mtp.fc.weight"])
     assert not hasattr(model.config, "num_mtp_layers"), "the model's own config stays as it is"
+
+
+class MiMoConfig(Qwen2Config):  # type: ignore[misc]
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+    """As the published code of MiMo-7B, whose layers transformers does not know."""
+
+    config_class = MiMoConfig
+
+
+def with_layers_of_mimo(folder: Path, config: Any) -> dict[str, torch.Tensor]:
+    """Write MTP layers into the checkpoint of a MiMo under their published names; return the tensors by name."""
+    is_v2 = config.model_type == guesser.MIMO_V2
+    size, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    groups = config.num_key_value_heads * (2 if is_v2 else 1)
+    keys = config.head_dim if is_v2 else size // heads
+    values = config.v_head_dim if is_v2 else keys
+    attention = {"q": heads * keys, "k": groups * keys, "v": groups * values}
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"self_attn.{name}_proj.weight": (rows, size) for name, rows in attention.items()},
+        "self_attn.o_proj.weight": (size, heads * values),
+        **{f"mlp.{name}_proj.weight": (inner, size) for name in ("gate", "up")},
+        "mlp.down_proj.weight": (size, inner),
+        **{f"{name}_layernorm.weight": (size,) for name in ("input", "final")},
+    }
+    if is_v2:
+        shapes["self_attn.attention_sink_bias"] = (heads,)
+        names, stem, count = ("enorm", "hnorm", "pre_mlp_layernorm", "eh_proj"), "mtp.layers", 3
+    else:
+        shapes |= {f"self_attn.{name}_proj.bias": (rows,) for name, rows in attention.items()}
+        first = ("token_layernorm", "hidden_layernorm", "post_attention_layernorm", "input_proj")
+        names, stem, count = first, "mtp_layers", 1
+    shapes |= {f"{name}.weight": (size,) for name in names[:3]}
+    shapes[f"{names[3]}.weight"] = (size, 2 * size)
+    torch.manual_seed(2)
+    layers = {
+        f"model.{stem}.{layer}.{name}": torch.randn(shape) * WEIGHT_STD + (len(shape) == 1)
+        for layer in range(count)
+        for name, shape in shapes.items()
+    }
+    tensors = load_file(folder / "model.safetensors") | layers
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return tensors
+
+
+def layer_of_mimo(
+    tensors: dict[str, torch.Tensor],
+    place: str,
+    config: Any,
+    embedded: torch.Tensor,
+    states: torch.Tensor,
+) -> torch.Tensor:
+    """Return what the layer at a place makes of tokens and states [n, D]: the makers' formulas, without a cache."""
+
+    def linear(name: str, rows: torch.Tensor) -> torch.Tensor:
+        bias = tensors.get(f"{place}.{name}.bias")
+        return functional.linear(rows, tensors[f"{place}.{name}.weight"], bias)
+
+    def norm(name: str, rows: torch.Tensor) -> torch.Tensor:
+        weight = tensors[f"{place}.{name}.weight"]
+        return functional.rms_norm(rows, weight.shape, weight, config.rms_norm_eps)
+
+    is_v2, heads, n = config.model_type == guesser.MIMO_V2, config.num_attention_heads, len(states)
+    if is_v2:
+        rope = config.rope_parameters["sliding_attention"]
+        rows = linear("eh_proj", torch.cat((norm("enorm", embedded), norm("hnorm", states)), -1))
+        scale, window, share = config.attention_value_scale, WINDOW, rope["partial_rotary_factor"]
+    else:
+        rope, scale, window, share = config.rope_parameters, 1.0, n, 1.0
+        first, second = norm("hidden_layernorm", states), norm("token_layernorm", embedded)
+        rows = linear("input_proj", torch.cat((first, second), -1))
+    normed = norm("input_layernorm", rows)
+    query, key, value = (
+        linear(f"self_attn.{name}_proj", normed).view(n, -1, size).transpose(0, 1)
+        for name, size in sizes(config)
+    )
+    half = int(query.shape[-1] * share) // 2
+    angles = torch.arange(n)[:, None] / rope["rope_theta"] ** (torch.arange(half) / half)
+
+    def rotated(part: torch.Tensor) -> torch.Tensor:
+        left, right, rest = part.split([half, half, part.shape[-1] - 2 * half], -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((left * cos - right * sin, right * cos + left * sin, rest), -1)
+
+    query, key = rotated(query), rotated(key)
+    key, value = (part.repeat_interleave(heads // len(part), 0) for part in (key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    scores = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf)
+    if is_v2:
+        sinks = tensors[f"{place}.self_attn.attention_sink_bias"][:, None, None].expand(-1, n, 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    read = (weights @ (value * scale)).transpose(0, 1).reshape(n, -1)
+    rows = rows + linear("self_attn.o_proj", read)
+    normed = norm("pre_mlp_layernorm" if is_v2 else "post_attention_layernorm", rows)
+    gate, up = (linear(f"mlp.{name}_proj", normed) for name in ("gate", "up"))
+    return norm("final_layernorm", rows + linear("mlp.down_proj", functional.silu(gate) * up))
+
+
+def sizes(config: Any) -> list[tuple[str, int]]:
+    """Return the widths of a head of queries, keys and values."""
+    if config.model_type == guesser.MIMO_V2:
+        return [("q", config.head_dim), ("k", config.head_dim), ("v", config.v_head_dim)]
+    return [(name, config.hidden_size // config.num_attention_heads) for name in ("q", "k", "v")]
+
+
+def mimo(is_v2: bool, folder: Path) -> tuple[TargetModel, dict[str, torch.Tensor]]:
+    """Return a tiny random MiMo, loaded from the folder that it was written to, and its checkpoint's tensors."""
+    if is_v2 and not MIMO_V2.is_known:
+        pytest.skip("not in this version of transformers")
+    family = MIMO_V2 if is_v2 else replace(MIMO_V2, config="Qwen2Config", options={})
+    built = family.build()
+    if not is_v2:
+        options = built.config.to_dict() | {"num_nextn_predict_layers": 1}
+        built.config = MiMoConfig(**options | {"model_type": "mimo"})
+    built.save_pretrained(folder)
+    tensors = with_layers_of_mimo(folder, built.config)
+    cls = AutoModelForCausalLM if is_v2 else MiMoForCausalLM
+    return TargetModel(cls.from_pretrained(folder, dtype=torch.float32).eval()), tensors
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_layers_of_mimo_are_computed_as_by_its_makers(is_v2: bool, tmp_path: Path) -> None:
+    target, tensors = mimo(is_v2, tmp_path)
+    text, tokens = MtpText(target), random_ids(4 * WINDOW, 8)
+    embeddings, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    hidden = final_states(target, tokens)
+    for begin, end in ((0, 1), (1, 2), (2, 13), (13, 31)):
+        text.read(tokens[begin + 1 : end + 1], hidden[begin:end])
+        found = text.guesses(DEPTH, WIDTH)
+        assert found is not None
+        assert len(found[0]) == (3 if is_v2 else DEPTH), (
+            "each layer guesses once, or the only one goes on"
+        )
+        known, states = tokens[: end + 1], hidden[:end]
+        for level in range(len(found[0])):
+            place = f"model.mtp.layers.{level}" if is_v2 else "model.mtp_layers.0"
+            joined = embeddings[known[1 + level :] if is_v2 else known[1:]]
+            rows = len(joined)
+            made = layer_of_mimo(tensors, place, target.config, joined, states[-rows:][:rows])
+            check_guesses([part[level:] for part in found], functional.linear(made[-1:], head))
+            known = [*known, int(found[0][level, 0])]
+            if not is_v2:
+                states = torch.cat((states, made[-1:]))
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_the_text_with_layers_of_mimo_is_that_of_plain_decoding(
+    is_v2: bool, tmp_path: Path
+) -> None:
+    target, _ = mimo(is_v2, tmp_path)
+    found = generate(target, with_mtp(target), PROMPT, max_new_tokens=40)
+    assert found.token_ids == referee(target, PROMPT, 40)
+    assert "guide" in {one for step in found.steps for one in (step.tree.sources or ())}
