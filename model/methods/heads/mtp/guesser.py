@@ -62,9 +62,11 @@ RENAMED = {
 def check_mtp(config: Any) -> None:
     """Raise ValueError if a model with this text config ships no MTP layers, or transformers runs none."""
     if not getattr(config, "num_mtp_layers", None) and not _more_layers(config):
+        is_gemma = config.model_type.startswith("gemma4")
+        assistant = " (Gemma 4's assistant, a model of its own, is not read)" if is_gemma else ""
         raise ValueError(
-            f"head mtp: model type {config.model_type} has no MTP layers that transformers knows (num_mtp_layers); "
-            "give a model that ships some, or trained heads"
+            f"head mtp: model type {config.model_type} has no MTP layers that are read{assistant}; allowed: with "
+            f"num_mtp_layers, or model types {', '.join((*COUNTS, MIMO_V2))}; give such a model, or trained heads"
         )
     _mtp_classes()
 

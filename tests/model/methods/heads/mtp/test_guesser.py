@@ -216,6 +216,10 @@ def test_several_layers_join_tokens_further_on(
 def test_what_ships_no_layers_is_refused(target: TargetModel, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="head mtp: model type llama has no MTP layers"):
         check_mtp(target_of("Llama, grouped heads").config)
+    with pytest.raises(
+        ValueError, match=r"gemma4_text has no .* \(Gemma 4's assistant, .* not read\)"
+    ):
+        check_mtp(known("Gemma 4 text").build().config)
     MELLUM.build().save_pretrained(tmp_path)
     bare = TargetModel(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
     with pytest.raises(ValueError, match=r"head mtp: the layers of .* cannot be loaded: .*missing"):
