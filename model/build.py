@@ -78,11 +78,11 @@ def prebuild(folder: Path) -> None:
     Raises:
         BuildError, ImportError, OSError: as `built`.
     """
-    from .kernels.short_pass import KINDS, kernel_library
+    from .kernels.short_pass import kernel_library, kinds
 
     folder.mkdir(parents=True, exist_ok=True)
     _, *trees = libraries().values()
-    for kind in KINDS:
+    for kind in kinds():
         shutil.copy(kernel_library(kind), folder)
     for library in trees:
         shutil.copy(library(), folder)

@@ -257,11 +257,11 @@ def _threads() -> Iterator[Finding]:
 def _processor() -> Iterator[Finding]:
     import torch
 
-    from .kernels.short_pass import has_bfloat16_units
+    from .kernels.short_pass import this_kind
 
-    units = "with" if has_bfloat16_units() else "without"
+    capability, has_units = this_kind()
+    units = "with" if has_units else "without"
     tiles = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
-    capability = torch.backends.cpu.get_cpu_capability()
     yield Finding("processor", f"{capability}, {units} units for bfloat16{tiles}")
 
 

@@ -13,6 +13,7 @@ Shapes: n queries in each of H heads, T keys and values in each of K heads; D an
 from __future__ import annotations
 
 import logging
+import platform
 import sys
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,8 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
 }
+# On ARM the instructions of AVX2 are those of SIMDe's headers (`portable.h`); correct under emulation, never timed.
+ARM = "aarch64"
 # Processors with units for bfloat16 have those for whole numbers of eight bits.
 BFLOAT16_UNITS, INT8_UNITS = "-mavx512bf16", "-mavx512vnni"
 # Of processors: torch's instruction set, and whether there are units for bfloat16.
@@ -112,15 +115,24 @@ def _libraries() -> tuple[str, ...]:
     )
 
 
+def kinds() -> tuple[tuple[str, bool], ...]:
+    """Return the kinds of processors of this platform, which a wheel for it has libraries for."""
+    return ((ARM, False),) if platform.machine() == ARM else KINDS
+
+
 def this_kind() -> tuple[str, bool]:
+    if platform.machine() == ARM:
+        return ARM, False
     return torch.backends.cpu.get_cpu_capability(), has_bfloat16_units()
 
 
 def _instructions(capability: str, has_units: bool) -> tuple[str, ...]:
     """Return the compiler options for a kind of processor; raise UnsupportedProcessorError for others."""
+    if sys.platform == "linux" and capability == ARM:
+        return "-DCPU_CAPABILITY=DEFAULT", "-DCPU_CAPABILITY_DEFAULT"
     if sys.platform != "linux" or capability not in INSTRUCTIONS:
         raise UnsupportedProcessorError(
-            f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
+            f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} or {ARM} on linux"
         )
     units = (BFLOAT16_UNITS, INT8_UNITS) if has_units else ()
     of_torch = (f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")

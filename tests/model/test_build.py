@@ -53,6 +53,7 @@ def test_without_a_compiler_one_line_says_it(
 def test_another_processor_needs_no_kernels(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "DEFAULT")
     library = tmp_path / "library.so"
     library.touch()

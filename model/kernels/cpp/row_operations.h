@@ -45,7 +45,7 @@ void norm_row(const T* row, const T* weight, T* normed, float* wide, int64_t siz
     for (int64_t i = 0; i < size; ++i) wide[i] -= mean;
   }
   const float squares = total(
-      [](Floats sums, Floats x) { return at::vec::fmadd(x, x, sums); },
+      [](Floats sums, Floats x) { return fmadd(x, x, sums); },
       [](float sum, float x) { return std::fma(x, x, sum); });
   const float scale = 1.0f / std::sqrt(squares / size + epsilon);
   for (int64_t i = 0; i < size; ++i) {

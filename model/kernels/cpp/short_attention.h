@@ -63,7 +63,7 @@ inline void score(const float* queries, Matrix<const float> keys, float* scores,
     for (int r = 0; r < ROWS; ++r) {
       const Floats query = Floats::loadu(queries + d + r * size);
 #pragma GCC unroll 4
-      for (int t = 0; t < SCORED_KEYS; ++t) sums[r][t] = at::vec::fmadd(query, of_keys[t], sums[r][t]);
+      for (int t = 0; t < SCORED_KEYS; ++t) sums[r][t] = fmadd(query, of_keys[t], sums[r][t]);
     }
   }
 #pragma GCC unroll 4
@@ -94,7 +94,7 @@ inline void add(
       const Floats weight(weights.row(r)[t]);
       if (FIRST) of_weights[r] += weights.row(r)[t];
 #pragma GCC unroll 8
-      for (int part = 0; part < PARTS; ++part) sums[r][part] = at::vec::fmadd(weight, value[part], sums[r][part]);
+      for (int part = 0; part < PARTS; ++part) sums[r][part] = fmadd(weight, value[part], sums[r][part]);
     }
   }
 #pragma GCC unroll 4
@@ -162,13 +162,14 @@ inline void soften(float* scores, const float* mask, int64_t T) {
     for (; t + WIDTH <= T; t += WIDTH) {
       const Floats masked = Floats::loadu(scores + t) + Floats::loadu(mask + t);
       masked.store(scores + t);
-      largest = at::vec::maximum(largest, masked);
+      largest = maximum(largest, masked);
     }
     for (int64_t rest = t; rest < T; ++rest) scores[rest] += mask[rest];
   }
-  for (; t < padded; t += WIDTH) largest = at::vec::maximum(largest, Floats::loadu(scores + t));
-  const auto larger = [](Floats& a, Floats& b) { return at::vec::maximum(a, b); };
-  const float top = at::vec::vec_reduce_all<float>(larger, largest);
+  for (; t < padded; t += WIDTH) largest = maximum(largest, Floats::loadu(scores + t));
+  float lanes[WIDTH];
+  largest.store(lanes);
+  const float top = *std::max_element(lanes, lanes + WIDTH);
   const Floats shift(top == LOWEST ? 0.0f : top);  // a row that sees nothing
   for (t = 0; t < padded; t += WIDTH) (Floats::loadu(scores + t) - shift).exp_u20().store(scores + t);
 }

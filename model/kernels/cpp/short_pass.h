@@ -7,9 +7,15 @@
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
+#if !defined(__x86_64__)
+#include "portable.h"
+#endif
+
 namespace few_rows {
 
+#if defined(__x86_64__)
 using Floats = at::vec::Vectorized<float>;
+#endif
 
 // Prefetch distance in bytes: memory bandwidth times its latency.
 constexpr int64_t LOOK_AHEAD = 6 * 1024;
@@ -21,9 +27,13 @@ inline Floats floats_at(const float* place) { return Floats::loadu(place); }
 
 template <typename T>
 inline Floats floats_at(const T* place) {
+#if defined(__x86_64__)
   Floats floats;
   at::vec::load_to_float<T>(place, floats);
   return floats;
+#else
+  return Floats::converted(place);
+#endif
 }
 
 // How inputs and weights are multiplied: in float32. Inputs are converted once, weights when they are read.
@@ -34,7 +44,7 @@ struct Products {
   static Numbers inputs_at(const Input* place) { return Floats::loadu(place); }
   static Numbers weights_at(const T* place) { return floats_at(place); }
   static Floats add(const Floats& sums, const Numbers& inputs, const Numbers& weights) {
-    return at::vec::fmadd(inputs, weights, sums);
+    return fmadd(inputs, weights, sums);
   }
 };
 

@@ -16,8 +16,8 @@ from model.kernels import short_pass as module
 from model.kernels.short_pass import DTYPES, short_pass_kernel
 
 needs_kernel = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in module.INSTRUCTIONS,
-    reason="the kernel is for AVX2 and AVX-512",
+    module.this_kind()[0] not in (*module.INSTRUCTIONS, module.ARM),
+    reason="the kernel is for AVX2, AVX-512 and ARM",
 )
 
 
@@ -169,6 +169,7 @@ def test_without_tools_for_extensions_it_is_said_why(
 def test_other_processors_use_what_torch_has(
     unbuilt: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert load_again() is None
     assert "got DEFAULT" in caplog.text
@@ -182,7 +183,17 @@ def test_other_processors_use_what_torch_has(
 def test_units_for_bfloat16_are_used_where_they_are(
     capability: str, has_units: bool, uses_them: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_units)
-    assert module.this_kind() in module.KINDS
+    assert module.this_kind() in module.kinds()
     assert (module.BFLOAT16_UNITS in module._instructions(*module.this_kind())) == uses_them
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernels are for linux")
+def test_on_arm_there_is_one_kind_with_simde_for_the_instructions_of_avx2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: module.ARM)
+    assert module.kinds() == (module.this_kind(),) == (("aarch64", False),)
+    assert not any(word.startswith("-m") for word in module._instructions(*module.this_kind()))
