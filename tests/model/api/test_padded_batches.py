@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -57,9 +58,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ends that pad": {"eos_token_id": [*range(7, 27)], "pad_token_id": None},
     "least": {"eos_token_id": [*range(30)], "min_new_tokens": 4},
     "length": {"max_length": 15, "max_new_tokens": None, "min_length": 14, "eos_token_id": 5},
-    "penalty of a part": {
-        "logits_processor": [RepetitionPenaltyLogitsProcessor(1.7, torch.tensor([1, 9, 3, 11]))]
-    },
     "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
     "forbidden": {"bad_words_ids": [[4], [9, 12]], "suppress_tokens": [*range(20, 40)]},
     "forced": {"eos_token_id": 3, "forced_eos_token_id": 3, "forced_bos_token_id": 8},
@@ -69,6 +67,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own processor": {"logits_processor": [TopKLogitsWarper(5)], "repetition_penalty": 1.5},
     "time": {"max_time": 600.0, "eos_token_id": [*range(20)]},
 }
+with suppress(ValueError):  # transformers 4 takes one number for all rows
+    of_part = RepetitionPenaltyLogitsProcessor(1.7, torch.tensor([1, 9, 3, 11]))
+    OPTIONS["penalty of a part"] = {"logits_processor": [of_part]}
 
 
 def tokens_of(
