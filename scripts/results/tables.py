@@ -345,7 +345,8 @@ def _conditions(group: Group) -> str:
         if (engine := engine_text(row.entry))
     )
     costs = facts["replayed"]
-    device = facts["device"] if costs == "None" else options_text({"replayed": costs})
+    machine = "" if facts["machine"] == "None" else f" ({facts['machine']})"
+    device = f"{facts['device']}{machine}" if costs == "None" else options_text({"replayed": costs})
     return (
         f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
         f"{device}, commit {facts['commit']}. Answers that differ from vanilla's: {differing or 'none'}"
