@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,8 @@ def pytest_configure() -> None:
         )
 
 
-def is_among(file: Path, places: Sequence[str]) -> bool:
+@cache
+def is_among(file: Path, places: tuple[str, ...]) -> bool:
     """Whether a file of tests is one of these, or in one of these folders."""
     place = file.relative_to(TESTS)
     return any(each in (place.as_posix(), *map(Path.as_posix, place.parents)) for each in places)
