@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from model.backends.fused import fused_pass, proof
 from model.backends.graphs import graphed_target
 from model.backends.graphs.graphed_target import GraphedTarget, graphed
 from model.engine.loop import decode, generate
+from tests.interpreted import quick_interpreter
 from tests.model.decoded import drafter_for, known, random_ids
 from tests.simulated_device.conftest import HAS_GPU
 from tests.simulated_device.demo import Costs
@@ -27,13 +29,21 @@ NUM_LAYERS, KERNELS_OF_A_LAYER = 2, 9
 OTHER_KERNELS = 16
 
 
-@pytest.fixture
-def on_device(device_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+@pytest.fixture(scope="module")
+def on_device(device_runs: Runs) -> Iterator[Runs]:
     """A GPU on which passes are fused."""
+    with pytest.MonkeyPatch.context() as patch, fused_on(device_runs, patch):
+        yield device_runs
+
+
+def fused_on(device_runs: Runs, patch: pytest.MonkeyPatch) -> AbstractContextManager[object]:
+    """Fuse passes on a GPU until the patch is undone; return what shows the GPU to torch."""
     pytest.importorskip("triton")
     gpu = device_runs.gpu
     if gpu is not None:
         from model.backends.fused import kernels
+
+        quick_interpreter(patch)
 
         def launched(
             name: str, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]
@@ -47,17 +57,16 @@ def on_device(device_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ru
 
             gpu.run_written(name, call, [given[index] for index in places])
 
-        monkeypatch.setattr(fused_pass, "launched", launched)
+        patch.setattr(fused_pass, "launched", launched)
         # An interpreted row takes a tenth of a second; what is proved without a GPU has tests of its own.
-        monkeypatch.setattr(proof, "SIZES", (3,))
-        monkeypatch.setattr(proof, "BASES", ())
-        monkeypatch.setattr(proof, "NUM_TOKENS", 9)
-        monkeypatch.setattr(graphed_target, "why_unavailable", lambda device: "")
-    with device_runs.on_device():
-        yield device_runs
+        patch.setattr(proof, "SIZES", (3,))
+        patch.setattr(proof, "BASES", ())
+        patch.setattr(proof, "NUM_TOKENS", 9)
+        patch.setattr(graphed_target, "why_unavailable", lambda device: "")
+    return device_runs.on_device()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def target(on_device: Runs) -> GraphedTarget:
     found = graphed(known(LLAMA).build().half().to("cuda"), say=pytest.fail)
     assert isinstance(found, GraphedTarget) and found.fused is not None, found

@@ -12,16 +12,16 @@ from model.backends.fused import proof
 from model.backends.graphs import graphed_target
 from model.backends.graphs.captured import CapturedCalls
 from model.backends.graphs.graphed_target import GraphedTarget
+from tests.interpreted import quick_interpreter
 
 
 @pytest.fixture
 def fused_target(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], GraphedTarget]:
     """Return what makes a target of a model on the CPU, as on a GPU that is interpreted."""
-    pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("the kernels are compiled here")
     numpy = pytest.importorskip("numpy")
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    interpreter = quick_interpreter(monkeypatch)
 
     def as_float64(handle: Any) -> Any:
         data = handle.data
