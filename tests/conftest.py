@@ -57,6 +57,9 @@ SLOW = (
     "fuzz",
     *("model/methods/test_other_packages.py", "examples"),
 )
+# What takes longest beside those. Both come first: none is left at the end alone.
+LONG = ("model/backends/fused", "scripts/results", "simulated_device/test_fused.py")
+FIRST = (*SLOW, *LONG)
 
 
 def pytest_configure() -> None:
@@ -65,7 +68,7 @@ def pytest_configure() -> None:
         "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("patient")
-    if gone := [place for place in (*QUICK, *SLOW) if not (TESTS / place).exists()]:
+    if gone := [place for place in (*QUICK, *FIRST) if not (TESTS / place).exists()]:
         raise pytest.UsageError(
             f"tests/conftest.py: got {gone}; allowed: files and folders of tests"
         )
@@ -86,8 +89,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests the markers of their files; slow files come first, so that none is left at the end alone."""
-    items.sort(key=lambda item: not is_among(item.path, SLOW))
+    """Give tests the markers of their files, and put those of long files first."""
+    items.sort(key=lambda item: not is_among(item.path, FIRST))
     for item in items:
         for name, places in (("quick", QUICK), ("slow", SLOW)):
             if is_among(item.path, places):
