@@ -267,7 +267,7 @@ class SimulatedCuda(TorchDispatchMode):
             func = _histogram_of_integers  # which a CPU does not count
         if func == torch.ops.aten.bmm.dtype:
             func = _wide_products  # which a CPU has not
-        written = [held_by(tensor) for tensor in operation.written]
+        written = [held_by(tensor) for tensor in operation.written] if self.recording else []
         result = self._call(func, args, kwargs, written, operation.launches)
         known = {id(held_by(value)): value for value in operation.tensors}
 

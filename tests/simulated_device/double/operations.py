@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -62,36 +60,21 @@ def traits_of(func: Any) -> Traits:
     return Traits(name, is_composite, is_view or name in HIDDEN_VIEWS, written)
 
 
-@dataclass
 class Operation:
-    """One call of an operation."""
+    """One call of an operation.
 
-    func: Any
-    traits: Traits
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    Attributes:
+        tensors: all arguments that are tensors.
+        ours: those on simulated devices.
+    """
 
-    @property
-    def name(self) -> str:
-        """The operation's name without its overload."""
-        return self.traits.name
-
-    @cached_property
-    def tensors(self) -> list[torch.Tensor]:
-        """All arguments that are tensors."""
-        return [
-            value for value in leaves((self.args, self.kwargs)) if isinstance(value, torch.Tensor)
-        ]
-
-    @cached_property
-    def ours(self) -> list[SimulatedTensor]:
-        """The arguments on simulated devices."""
-        return [value for value in self.tensors if isinstance(value, SimulatedTensor)]
-
-    @property
-    def on_host(self) -> list[torch.Tensor]:
-        """The other tensors."""
-        return [value for value in self.tensors if not isinstance(value, SimulatedTensor)]
+    def __init__(
+        self, func: Any, traits: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.func, self.traits, self.args, self.kwargs = func, traits, args, kwargs
+        self.name = traits.name
+        self.tensors = [one for one in leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        self.ours = [one for one in self.tensors if isinstance(one, SimulatedTensor)]
 
     @property
     def indices(self) -> list[torch.Tensor]:
