@@ -90,14 +90,11 @@ class PassInputs:
             idle_start: the first row that other sequences write, whose nodes say nothing.
         """
         numbers = np.zeros(sum(self._counts), dtype=np.int32)
-        starts, bases, sources, targets, token_ids, depths = np.split(
-            numbers, np.cumsum(self._counts[:-1])
-        )
+        starts, bases, sources, targets, *of_nodes = np.split(numbers, np.cumsum(self._counts[:-1]))
         starts[:] = idle_start
         if moves:
             sources[: len(moves)], targets[: len(moves)] = zip(*moves, strict=True)
-        token_ids = token_ids.reshape(self.num_sequences, self.num_padded)
-        depths = depths.reshape(self.num_sequences, self.num_padded)
+        token_ids, depths = (each.reshape(self.num_sequences, -1) for each in of_nodes)
         # A padding node sees itself alone.
         sees = np.eye(self.num_padded, dtype=bool)[None].repeat(self.num_sequences, axis=0)
         for index, (start, tree) in sequences.items():
