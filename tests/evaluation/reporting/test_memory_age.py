@@ -81,6 +81,15 @@ def test_questions_in_the_order_of_their_tasks_are_named(
     assert "the age of the memory of Token Recycling\n" in capsys.readouterr().out
 
 
+def test_one_shuffled_question_of_each_task_is_not_called_unshuffled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, meta in (("vanilla", {}), ("recycling", HOT)):
+        _write(tmp_path, method, [1] * len(TASKS), list(TASKS), shuffle=0, **meta)
+    assert main([str(tmp_path)]) == 0
+    assert "were asked one after the other" not in capsys.readouterr().out
+
+
 def test_each_shard_has_a_memory_of_its_own(tmp_path: Path) -> None:
     count = 2 * NUM_QUESTIONS
     tasks, shards = _shuffled(count), [{"shard": "1/2"}, {"shard": "2/2"}]
