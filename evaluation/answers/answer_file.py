@@ -11,6 +11,7 @@ from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import category_map, load_questions
 from model.commands.command_line import UserError, first_line
+from model.commands.model_options import resolve_model
 
 # Bytes of a row that is read to see whether a file holds answers.
 LONGEST_LINE = 2**28
@@ -100,13 +101,13 @@ def add_tokenizer_option(parser: argparse.ArgumentParser) -> None:
 
 
 def load_tokenizer(path: str | None) -> Any:
-    """Return the tokenizer of a folder or hub name; None without one, a `UserError` if there is none there."""
+    """Return the tokenizer of a folder, hub name or short name; None without one, a `UserError` if it has none."""
     if path is None:
         return None
     from transformers import AutoTokenizer  # imported late: it takes seconds
 
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(resolve_model(path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 

@@ -15,6 +15,7 @@ import pytest
 
 from evaluation.leaderboard import main as leaderboard
 from evaluation.speed import main as speed
+from model.commands import model_options
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
 
@@ -192,6 +193,18 @@ def test_tokenizer_counts_the_baseline(
         (3 / 3 + 3 / 2) / 2
     )
     assert report["baseline_tokens"] == "retokenised"
+
+
+def test_the_tokenizer_of_a_downloaded_model_has_its_short_name(
+    tmp_path: Path, pair: tuple[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--file-path", pair[0], "--base-path", pair[1], "--tokenizer-path", "smollm2-135m"]
+    monkeypatch.setattr(model_options, "MODELS_FOLDER", tmp_path / "models")
+    with pytest.raises(UserError, match=r"run: python -m scripts\.download_model smollm2-135m"):
+        main(words)
+    _save_word_tokenizer(tmp_path / "models" / "smollm2-135m")
+    assert main(words) == 0
+    assert _report(capsys)[1]["baseline_tokens"] == "retokenised"
 
 
 def test_the_leaderboard_counts_the_baseline_likewise(
