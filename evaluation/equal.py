@@ -275,7 +275,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _locate(folder: str | None, name: str) -> Path:
     path = Path(folder or ".") / name
     if not path.exists() or path.is_dir():  # a pipe is read once
-        raise UserError(f"no answer file {path}; run an inference command first")
+        raise UserError(f"no answer file {path}; give the .jsonl of an inference command")
     return path
 
 

@@ -48,7 +48,7 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
                 if line.strip():
                     lines.append((number, AnswerRow.from_json(line, f"{path}, line {number}")))
     except FileNotFoundError:
-        raise UserError(f"no answer file {path}; run an inference command first") from None
+        raise UserError(f"no answer file {path}; give the .jsonl of an inference command") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; give an answer file") from None
     except OSError as error:

@@ -256,8 +256,9 @@ def test_files_are_named_or_given_as_paths(tmp_path: Path, capsys: Capture) -> N
     folder = str(tmp_path)
     assert main(["--file_path", folder, "--jsonfile1", path, "--jsonfile2", "a.jsonl"]) == 0
     capsys.readouterr()
-    with pytest.raises(UserError, match=r"no answer file .*/README\.md"):
-        main(["--file-path", folder, "--jsonfile1", "README.md", "--jsonfile2", path])
+    for name in ("README.md", folder):
+        with pytest.raises(UserError, match=rf"no answer file .*{name}; give the \.jsonl of"):
+            main(["--file-path", folder, "--jsonfile1", name, "--jsonfile2", path])
 
 
 def test_several_files_are_compared_with_the_first_one(tmp_path: Path, capsys: Capture) -> None:
