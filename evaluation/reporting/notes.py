@@ -80,7 +80,7 @@ def _group_alarms(group: Group) -> Iterator[str]:
         yield (
             "The machine was too unsteady for this comparison: two runs of the same method may differ by "
             f"{noise_factor(floor):.2f}x ({bounds_text(floor)}), more than {LARGEST_FLOOR_RATIO:.2f}x; "
-            "close other programs, repeat with RUNS=3, or ask more questions"
+            "close other programs, repeat with --runs 3 (eval.sh: RUNS=3), or ask more questions"
         )
 
 

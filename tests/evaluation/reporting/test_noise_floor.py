@@ -83,7 +83,9 @@ def test_the_first_line_says_that_the_machine_was_too_unsteady(
     text, report = _run(capsys, tmp_path, "--out", tmp_path / "out")
     first = text.splitlines()[0]
     assert first.startswith("**The machine was too unsteady for this comparison: two runs of ")
-    assert first.endswith("close other programs, repeat with RUNS=3, or ask more questions**")
+    assert first.endswith(
+        "close other programs, repeat with --runs 3 (eval.sh: RUNS=3), or ask more questions**"
+    )
     (alarm,) = report["alarms"]
     assert first == f"**{alarm}**"
     page = (tmp_path / "out" / "leaderboard.html").read_text(encoding="utf-8")
