@@ -129,7 +129,7 @@ class ModelOptions(Options):
     )
     dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
-    threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
+    threads: int | None = option(None, "CPU threads (default: torch's; evaluation: timed)", least=1)
     graphs: str = option(
         "auto",
         "auto: on one GPU, replay the model's passes as CUDA graphs; off: launch each "
