@@ -213,6 +213,8 @@ def show_notes() -> None:
         if not any(isinstance(handler, _Notes) for handler in notes.handlers):
             notes.addHandler(_Notes())
             notes.setLevel(logging.INFO)
+    # Where there is nvcc and no GPU, it says so on import; what is built here needs neither.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
 def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:

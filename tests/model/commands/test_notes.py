@@ -27,3 +27,8 @@ def test_a_command_shows_notes_once_and_the_library_none(
     with pytest.raises(SystemExit):
         command_line.run_command(command)
     assert capsys.readouterr().err == "kept: 3\n"
+
+
+def test_a_command_does_not_pass_on_that_nvcc_finds_no_gpu() -> None:
+    command_line.show_notes()
+    assert not logging.getLogger("torch.utils.cpp_extension").isEnabledFor(logging.WARNING)
