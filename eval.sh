@@ -101,7 +101,7 @@ if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; t
 fi
 how_long="the progress bar shows the time that is left"
 if [ "$MODEL_NAME $BENCH $RUNS" = "demo demo 1" ] && [ -z "$given_methods" ]; then
-    how_long="2 to 4 minutes on two CPU cores, the first set-up included"
+    how_long="2 to 4 minutes on two CPU cores, after the first set-up"
     if [ -z "$main_methods" ]; then how_long="3 to 8 minutes on two CPU cores"; fi
 fi
 echo "eval.sh: methods answer the same questions ($BENCH) in turn, with the model $MODEL_PATH; then their tokens are" \

@@ -27,7 +27,8 @@ use_python() {
     fi
     PYTHON=.venv/bin/python
     if [ ! -x "$PYTHON" ]; then
-        echo "setting up .venv (once)" >&2
+        echo "setting up .venv (once, some minutes; on Linux torch is several GB. Without a GPU, set" \
+            "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu for its smaller build)" >&2
         python3 -m venv .venv
     fi
     if ! has_imports "$PYTHON" "$imports"; then

@@ -188,7 +188,7 @@ def test_a_wrong_setting_is_refused_before_anything_runs(name: str, value: str, 
 @pytest.mark.parametrize(
     ("given", "how_long"),
     [
-        ({}, "2 to 4 minutes on two CPU cores, the first set-up included"),
+        ({}, "2 to 4 minutes on two CPU cores, after the first set-up"),
         ({"METHODS": "all"}, "3 to 8 minutes on two CPU cores"),
         ({"METHODS": "vanilla"}, "the progress bar shows the time that is left"),
         ({"RUNS": "3"}, "the progress bar shows the time that is left"),
