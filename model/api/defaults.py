@@ -45,7 +45,7 @@ def default_choice(device: torch.device) -> MethodChoice:
     try:
         drafter_class(best).config_class()
     except ValueError as error:
-        why = f"{without_compiler} instead of {best}: {error}"
+        why = f"{without_compiler} instead of {best}: {error.__cause__ or error}"
         logger.warning(why)
         return MethodChoice(
             without_compiler, dict(drafter_class(without_compiler).auto_options), why

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -151,6 +152,8 @@ def built(
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     compiler = cpp_extension.get_cxx_compiler()
+    if not shutil.which(compiler):
+        raise BuildError(f"no C++ compiler: got {compiler}; install g++, or name one as CXX")
     logger.info("building %s", what)
     try:
         # Another process may build at the same time and load what it finds.
@@ -163,10 +166,6 @@ def built(
             if done.returncode:
                 lines = [line for line in done.stderr.splitlines() if "error" in line]
                 raise BuildError(f"{compiler} failed: {lines[0] if lines else done.returncode}")
-    except FileNotFoundError as error:
-        raise BuildError(
-            f"no C++ compiler: got {compiler}; install g++, or name one as CXX"
-        ) from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler} took more than {BUILD_SECONDS} s") from error
     return library

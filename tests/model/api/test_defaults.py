@@ -5,6 +5,7 @@ Run: pytest tests/model/api/test_defaults.py
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_without_a_compiler_the_default_says_what_it_is(
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    caplog.set_level(logging.INFO)
     library_of_pool.cache_clear()
     library_of_guesses.cache_clear()
     try:
@@ -65,5 +67,6 @@ def test_without_a_compiler_the_default_says_what_it_is(
     finally:
         library_of_pool.cache_clear()
         library_of_guesses.cache_clear()
-    assert "pld instead of hybrid" in caplog.text
+    assert "pld instead of hybrid: no C++ compiler: got no-such-compiler" in caplog.text
+    assert "building" not in caplog.text, "nothing is built without a compiler"
     assert "recycling: uses its fixed number of nodes, which is slow on a CPU" in caplog.text
