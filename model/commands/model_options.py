@@ -107,13 +107,13 @@ KNOWN_MODELS = {known.name: known for known in (_SMOLLM2_135M, _GEMMA3_270M)}
 
 def resolve_model(path: str) -> str:
     """Return the folder that a short name stands for, or raise ValueError; other names as they are."""
-    # A folder of that name comes first. An installed package has no data/.
-    if path not in KNOWN_MODELS or Path(path).is_dir() or not MODELS_FOLDER.parent.is_dir():
+    if path not in KNOWN_MODELS or Path(path).is_dir():  # a folder of that name comes first
         return path
-    folder = MODELS_FOLDER / path
+    folder = MODELS_FOLDER / path  # an installed package has none
     if not folder.is_dir():
         raise ValueError(
-            f"model_path: {path} is not downloaded; run: python -m scripts.download_model {path}"
+            f"model_path: {path} is not in {MODELS_FOLDER}; in a checkout run: python -m scripts.download_model "
+            f"{path}, or give its folder"
         )
     return str(folder)
 

@@ -209,7 +209,8 @@ def test_a_model_that_is_not_downloaded_is_refused_with_the_command(
 ) -> None:
     line = error_line("vanilla", ["--model-path", NAME], capsys)
     assert line == (
-        f"model_path: {NAME} is not downloaded; run: python -m scripts.download_model {NAME}\n"
+        f"model_path: {NAME} is not in {model_options.MODELS_FOLDER}; in a checkout run: "
+        f"python -m scripts.download_model {NAME}, or give its folder\n"
     )
 
 
@@ -220,11 +221,16 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
     assert resolve_model(NAME) == NAME
 
 
-def test_other_names_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_names_stay_as_they_are() -> None:
     assert config_of(ModelOptions, {"model_path": "org/name"}).model_path == "org/name"
-    # As where the package is installed: no data/, so no download either.
+
+
+def test_an_installed_package_says_where_a_short_name_comes_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(model_options, "MODELS_FOLDER", tmp_path / "nowhere" / "models")
-    assert resolve_model(NAME) == NAME
+    with pytest.raises(ValueError, match="in a checkout run: python -m scripts"):
+        resolve_model(NAME)
 
 
 def test_the_real_models_are_pinned() -> None:
