@@ -75,6 +75,7 @@ EXTRAS = {
     "openvino": "OpenVINO GenAI as a participant of a comparison",
     "ctranslate2": "CTranslate2 as a participant of a comparison",
     "serve": "serving OpenAI's clients",
+    "grammar": "texts that obey a JSON schema or a grammar",
 }
 MEMORY = Path("/proc/meminfo")
 GIB = 2**30
@@ -175,7 +176,7 @@ def _packages() -> Iterator[Finding]:
         there = [f"{each.name} {installed_version(each.name)}" for each in packages if _fits(each)]
         if missing := [each for each in packages if not _fits(each)]:
             names = ", ".join(each.name for each in missing)
-            advice = f"for {EXTRAS.get(extra, 'it')}: {_pip(missing)}"
+            advice = f"for {EXTRAS[extra]}: {_pip(missing)}"
             yield Finding(f"[{extra}]", f"not installed, or not in this version: {names}", advice)
         else:
             yield Finding(f"[{extra}]", ", ".join(there))

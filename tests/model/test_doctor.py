@@ -55,7 +55,7 @@ def test_a_line_for_each_thing_and_the_same_as_json(capsys: pytest.CaptureFixtur
     asked = packages.requirements()
     needed = [each.name for each in asked.pop("")]
     extras = [f"[{extra}]" for extra in asked]
-    assert set(doctor.EXTRAS) <= set(asked)
+    assert set(doctor.EXTRAS) == set(asked)
     assert {"python", "library", *needed, *extras, *["device", "dtype", "threads", "memory"]} < {
         *names
     }
