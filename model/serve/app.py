@@ -26,6 +26,7 @@ from .protocol import (
 from .service import Service
 
 JSON = "application/json"
+ENDPOINTS = "allowed: POST /v1/chat/completions, POST /v1/completions, GET /v1/models"
 
 
 def make_app(service: Service) -> FastAPI:
@@ -39,7 +40,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        said = f"{request.method} {request.url.path[:100]}: {error.detail}"
+        said = f"{request.method} {request.url.path[:100]}: {error.detail}; {ENDPOINTS}"
         return JSONResponse(Refusal(said, error.status_code).body(), error.status_code)
 
     @app.get("/health")

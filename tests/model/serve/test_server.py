@@ -437,7 +437,9 @@ def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> No
 
 def test_other_paths_methods_and_types_are_refused(served: Served) -> None:
     assert served.client.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
-    assert served.client.get("/v1/nothing").status_code == 404
+    reply = served.client.post("/v1/responses", json={})
+    assert reply.status_code == 404
+    assert "allowed: POST /v1/chat/completions" in reply.json()["error"]["message"]
     assert served.client.get("/v1/completions").status_code == 405
     assert served.client.post("/v1/completions", data={"model": NAME}).status_code == 415
 
