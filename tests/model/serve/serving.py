@@ -59,10 +59,12 @@ def serving(method: str = "recycling", **options: Any) -> Iterator[Served]:
         service.thread.start()
         running.start()
         wait_for(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG) as client:
-            yield Served(service, client)
-        server.should_exit = True
-        running.join(HANG)
-        service.thread.close()
-        service.thread.join(HANG)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG) as client:
+                yield Served(service, client)
+        finally:  # a process with a thread that runs does not end
+            server.should_exit = True
+            running.join(HANG)
+            service.thread.close()
+            service.thread.join(HANG)
         assert not running.is_alive() and not service.thread.is_alive()
