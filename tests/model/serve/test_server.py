@@ -320,16 +320,16 @@ def test_a_next_turn_reads_only_what_is_new() -> None:
     decoder = decoder_for("vanilla", *demo())
     with serving("recycling", batch_size=3) as served:
         chats = [[{"role": "user", "content": f"Tell me about {one}."}] for one in TOPICS]
-        lengths = dict.fromkeys(range(len(chats)), 2)  # of the prompts before
+        lengths = dict.fromkeys(range(len(chats)), 2)  # of the texts before
         for _ in range(3):  # several conversations, turn by turn
             for place, chat in enumerate(chats):
                 body = served.ask("/v1/chat/completions", messages=chat, max_tokens=20).json()
                 message = body["choices"][0]["message"]
                 assert message["content"] == decoder.generate(chat, max_new_tokens=20).text
-                # The end of a prompt may be other tokens within the next.
+                # The end of a text may be other tokens within the next prompt.
                 num_cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
                 assert num_cached >= lengths[place] - 2
-                lengths[place] = body["usage"]["prompt_tokens"]
+                lengths[place] = body["usage"]["total_tokens"]
                 chat += [message, {"role": "user", "content": "And then?"}]
         assert served.client.post("/reset_prefix_cache").status_code == 200
         body = served.ask("/v1/chat/completions", messages=chats[0][:-2], max_tokens=5).json()
