@@ -5,7 +5,7 @@
 setup: ## set up .venv with all that the tests need (or use the active environment, if it has it)
 	bash scripts/test.sh --setup
 
-quick: ## lint, types, and the tests of the core's laws, in a minute
+quick: ## lint, types, and the tests of the core's laws, in a few minutes
 	bash scripts/test.sh -m quick
 
 test: ## lint, types, and all tests

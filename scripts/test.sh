@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lints, checks types and imports, and runs the tests: bash scripts/test.sh [pytest arguments]
-# -m quick: the core's laws and the reports, in a minute; -m "not slow": all but simulated GPUs and other processes.
+# -m quick: the core's laws and the reports, in a few minutes; -m "not slow": all but simulated GPUs and other processes.
 # --setup: sets up, and no more; --lint: runs no tests.
 # On another version of transformers, in an environment of its own, the tests that meet it most closely (or those named):
 #   bash scripts/test.sh --transformers oldest|newest|VERSION [pytest arguments]
