@@ -32,12 +32,6 @@ class Floats {
 
   static Floats loadu(const float* place) { return Floats(_mm256_loadu_ps(place)); }
   void store(float* place) const { _mm256_storeu_ps(place, numbers_); }
-  template <typename T>
-  static Floats converted(const T* place) {
-    float numbers[size()];
-    std::copy_n(place, size(), numbers);
-    return loadu(numbers);
-  }
 
   Floats neg() const { return Floats(0.0f) - *this; }
   Floats exp() const {
@@ -61,5 +55,12 @@ class Floats {
  private:
   __m256 numbers_;
 };
+
+template <typename T>
+void load_to_float(const T* place, Floats& floats) {
+  float numbers[Floats::size()];
+  std::copy_n(place, Floats::size(), numbers);
+  floats = Floats::loadu(numbers);
+}
 
 }  // namespace few_rows

@@ -27,13 +27,9 @@ inline Floats floats_at(const float* place) { return Floats::loadu(place); }
 
 template <typename T>
 inline Floats floats_at(const T* place) {
-#if defined(__x86_64__)
   Floats floats;
-  at::vec::load_to_float<T>(place, floats);
+  load_to_float<T>(place, floats);
   return floats;
-#else
-  return Floats::converted(place);
-#endif
 }
 
 // How inputs and weights are multiplied: in float32. Inputs are converted once, weights when they are read.
