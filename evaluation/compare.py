@@ -9,9 +9,6 @@ figure would also be that of the memory's age. All runs keep one order: they dif
 
 Several benchmarks are answered one after the other. An OpenAI-compatible server is named by its address; of
 servers alone the first is the baseline. `--batch-size` is the number of questions that each has at a time.
-
-Run:
-    python -m evaluation.compare --methods vanilla recycling-auto hybrid --max-new-tokens 128
 """
 
 from __future__ import annotations

@@ -13,9 +13,6 @@ is "noise floor") has no row: it says which ratios cannot be told apart.
 
 A file of a folder that is empty or no answer file, and a group without a baseline, are left out with a
 line in the notes.
-
-Run:
-    python -m evaluation.leaderboard data/demo/model_answer --out report
 """
 
 from __future__ import annotations

@@ -7,9 +7,6 @@ tokens alone.
 
 `--costs` measures passes by nodes, length of the text and sequences on this machine. `--check` draws texts of a
 trace at random, asks the model again, and names those whose rows it does not confirm.
-
-Run:
-    python -m evaluation.record smollm2-135m --bench-name spec_bench --num-questions 80 --out traces/smollm2
 """
 
 from __future__ import annotations

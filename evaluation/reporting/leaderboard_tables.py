@@ -17,7 +17,7 @@ from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.memory_age import memory_table
 from evaluation.reporting.notes import group_caption
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
-from evaluation.reporting.titles import entry_titles, group_facts, short_titles, task_title
+from evaluation.reporting.titles import counted_title, entry_titles, group_facts, short_titles
 from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import (
     CODE,
@@ -57,7 +57,7 @@ def group_tables(group: Group, pairs: Table) -> list[Table]:
 
 
 def group_table(group: Group) -> Table:
-    """Return a group's table with Spec-Bench's columns: a method a row, best overall speed-up first."""
+    """Return a group's table as Spec-Bench counts: a method a row, best overall speed-up first; n are questions."""
     occurring = [task for task in group.tasks if task != OVERALL]
     # Some of SPEED-Bench's categories have the names of Spec-Bench's tasks.
     is_speed_bench = SPEED_BENCH_MARK in occurring
@@ -70,14 +70,16 @@ def group_table(group: Group) -> Table:
             *(_figure(row, task, "speedup", "x") for task in columns),
             _figure(row, OVERALL, "mean_accepted_tokens"),
             _speedup(row, group, "speedup"),
+            _figure(row, OVERALL, "tokens_per_second"),
         ]
         for row in group.rows
     ]
     is_retokenised = any(file.tokenizer is not None for file in group.baseline.files)
     counted = "" if is_retokenised else ", by counted tokens"
     caption = f"Speed-up over {baseline_title(group)}, as Spec-Bench counts{counted}"
-    header = [METHOD, *map(task_title, columns), MAT, OVERALL_TITLE]
-    return Table(caption, header, rows, first=(OVERALL_TITLE, MAT))
+    header = [METHOD, *(counted_title(task, [group]) for task in columns)]
+    header += [MAT, OVERALL_TITLE, "Tokens/s"]
+    return Table(caption, header, rows, first=(OVERALL_TITLE, MAT, "Tokens/s"))
 
 
 def exact_table(group: Group) -> Table:
@@ -235,7 +237,12 @@ def _batch_table(by_size: Mapping[int, Group]) -> Table:
 def spec_bench_csv(groups: Sequence[Group]) -> str:
     """Return the tables of all groups as one CSV with Spec-Bench's columns, all digits."""
     records = [
-        record | {"Measured": group_caption(facts)}
+        {
+            title.partition(" (n=")[0]: value
+            for title, value in record.items()
+            if title != "Tokens/s"
+        }
+        | {"Measured": group_caption(facts)}
         for group, facts in zip(groups, group_facts(groups), strict=True)
         for record in group_table(group).records
     ]

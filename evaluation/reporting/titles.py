@@ -45,7 +45,7 @@ TASK_TITLES = {
     "overall": "Overall",
 }
 # Titles of columns beside which a category of anybody's stands.
-TAKEN_TITLES = {*TASK_TITLES.values(), *("Models", "#Mean accepted tokens", "Measured")}
+TAKEN_TITLES = {*TASK_TITLES.values(), *("Models", "#Mean accepted tokens", "Tokens/s", "Measured")}
 BENCH_TITLES = {
     "spec_bench": "Spec-Bench",
     "mt_bench": "MT-bench",
@@ -156,6 +156,13 @@ def task_title(task: str) -> str:
     if task not in TASK_TITLES and task in TAKEN_TITLES:
         return f"{task} (category)"
     return TASK_TITLES.get(task, task)
+
+
+def counted_title(task: str, groups: Sequence[Group]) -> str:
+    """Return a task's title and how many of its questions have figures, each number: "QA (n=7, 20)"."""
+    every = [row.figures.figure(task, "questions") for group in groups for row in group.rows]
+    counts = sorted({int(count) for count in every if count > 0})
+    return f"{task_title(task)} (n={', '.join(map(str, counts))})" if counts else task_title(task)
 
 
 def options_text(options: Mapping[str, Any], method: str | None = None) -> str:

@@ -15,10 +15,10 @@ from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
 from evaluation.reporting.titles import (
+    counted_title,
     engine_text,
     entry_titles,
     options_text,
-    task_title,
     variant_title,
 )
 from evaluation.scoring.comparable import group_answers, neighbours
@@ -61,14 +61,7 @@ def tasks(packs: Sequence[Path]) -> str:
     """
     groups = _groups(packs)
     every = dict.fromkeys(task for group in groups for task in group.tasks if task != CODE)
-    counts = {
-        task: {
-            f"{row.figures.figure(task, 'questions'):.0f}" for group in groups for row in group.rows
-        }
-        for task in every
-    }
-    header = ["model", "method"]
-    header += [f"{task_title(task)} ({' or '.join(sorted(counts[task]))})" for task in every]
+    header = ["model", "method", *(counted_title(task, groups) for task in every)]
     body = [
         [
             _column(group),
