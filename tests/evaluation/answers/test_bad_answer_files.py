@@ -190,7 +190,30 @@ def test_weights_that_cannot_be_loaded_are_refused_and_keep_the_answers(
     assert finished.read_bytes() == before, "--overwrite forgot answers before the model was there"
 
 
-def test_real_processes_say_one_line_and_exit_with_2(
+@pytest.mark.parametrize(
+    ("method", "given", "says"),
+    [
+        ("pld", ["--model-path", "org/none"], "org/none: cannot be loaded"),
+        ("vanilla", ["--bench_name", "nosuch"], "nosuch"),
+        ("lookahead", ["--levels", "5"], "unrecognized arguments: --levels"),
+    ],
+)
+def test_a_command_that_cannot_begin_changes_no_answer(
+    method: str,
+    given: list[str],
+    says: str,
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    before = finished.read_bytes()
+    capsys.readouterr()
+    assert says in error_line(method, [*given, "--answer-file", str(finished)], capsys)
+    assert finished.read_bytes() == before, "a refused command changed the answer file"
+
+
+def test_a_real_process_says_one_line_and_exits_with_2(
     finished: Path, options: list[str], tiny_model: Path, tmp_path: Path
 ) -> None:
     bert = tmp_path / "bert"
@@ -199,30 +222,11 @@ def test_real_processes_say_one_line_and_exit_with_2(
         shutil.copy(tiny_model / name, bert)
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
     (bert / "config.json").write_text(json.dumps(config))
-    cases = {
-        "causal language model": ["recycling", *options, "--model-path", str(bert)],
-        "org/none: cannot be loaded": ["pld", "--model-path", "org/none"],
-        "nosuch": ["baseline", "--bench_name", "nosuch"],
-        "unrecognized arguments: --levels": ["lookahead", "--levels", "5"],
-    }
-    command = [sys.executable, "-m"]
-    processes = {
-        says: subprocess.Popen(
-            [*command, f"evaluation.inference_{method}", *given, "--answer-file", str(finished)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
-        for says, (method, *given) in cases.items()
-    }
     before = finished.read_bytes()
-    for says, process in processes.items():
-        out, err = process.communicate()
-        assert process.returncode == 2, f"exit code 2 expected where {says}: {err}"
-        assert not out, f"nothing expected on stdout: {out}"
-        assert err.startswith("error: "), f"'error: ' should come first: {err}"
-        assert err.count("\n") == 1, f"one line expected on stderr: {err}"
-        assert says in err, f"the line should say {says!r}: {err}"
+    command = [sys.executable, "-m", "evaluation.inference_recycling", *options]
+    command += ["--model-path", str(bert), "--answer-file", str(finished)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "causal language model" in done.stderr
     assert finished.read_bytes() == before, "a refused process changed the answer file"

@@ -9,6 +9,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,17 +100,28 @@ def test_another_use_of_the_random_stream_is_seen(sampler: Sampler) -> None:
     assert check.num_differing > 0 and not check.is_passed
 
 
-def test_all_methods_pass_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_passes_the_command(
+    method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling_check, "SETTINGS", SETTINGS[-1:])
+    assert main(["--num-samples", str(FEW), "--method", method]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["passed"] is True
+    assert [check["method"] for check in report["checks"]] == [method]
+
+
+def test_without_a_method_all_are_checked(
+    sampler: Sampler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_check, "SETTINGS", SETTINGS[-1:])
+    check = sampler.check("pld", SETTINGS[-1], FEW)
+    monkeypatch.setattr(Sampler, "check", lambda self, method, *_: replace(check, method=method))
     assert main(["--num-samples", str(FEW)]) == 0
     said = capsys.readouterr()
-    report = json.loads(said.out.splitlines()[-1])
-    assert report["passed"] is True
     assert f"{len(METHODS)}/{len(METHODS)}" in said.err, "no progress was shown"
-    methods = [check["method"] for check in report["checks"]]
-    assert methods == list(METHODS)
+    report = json.loads(said.out.splitlines()[-1])
+    assert [check["method"] for check in report["checks"]] == list(METHODS)
 
 
 def test_mistakes_are_one_line() -> None:

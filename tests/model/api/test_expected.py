@@ -78,22 +78,24 @@ def test_what_must_follow_is_drafted_by_the_hybrid() -> None:
     assert steps["hybrid"] < steps["suffix"] <= len(output.token_ids)
 
 
-def test_a_prediction_changes_no_text_and_its_edits_are_followed() -> None:
-    plain = decoder_for("vanilla", *demo())
-    text = plain.generate(PROMPTS[1], max_new_tokens=90)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prediction_changes_no_text_and_its_edits_are_followed(method: str) -> None:
+    text = decoder_for("vanilla", *demo()).generate(PROMPTS[1], max_new_tokens=90)
     ids = text.token_ids
     edited = [*ids[:20], *ids[25:50], 7, 8, 9, *ids[50:]]
-    for method in METHODS:
-        for prediction in (text.text, ids, edited, [3, 3, 3], ""):
-            decoder = decoder_for(method, *demo())
-            output = decoder.generate(PROMPTS[1], max_new_tokens=90, prediction=prediction)
-            assert output.token_ids == ids
-            if method == "hybrid" and prediction is ids:
-                assert len(output.steps) <= 6
-            if method == "hybrid" and prediction is edited:
-                assert len(output.steps) <= 20
+    for prediction in (text.text, ids, edited, [3, 3, 3], ""):
+        decoder = decoder_for(method, *demo())
+        output = decoder.generate(PROMPTS[1], max_new_tokens=90, prediction=prediction)
+        assert output.token_ids == ids
+        if method == "hybrid" and prediction is ids:
+            assert len(output.steps) <= 6
+        if method == "hybrid" and prediction is edited:
+            assert len(output.steps) <= 20
+
+
+def test_a_prediction_of_a_drawn_text_is_followed() -> None:
+    plain, hybrid = (decoder_for(method, *demo()) for method in ("vanilla", "hybrid"))
     drawn = plain.generate(PROMPTS[1], max_new_tokens=40, **DRAWN)
-    hybrid = decoder_for("hybrid", *demo())
     again = hybrid.generate(PROMPTS[1], max_new_tokens=40, prediction=drawn.token_ids, **DRAWN)
     assert again.token_ids == drawn.token_ids and len(again.steps) < 10
 
