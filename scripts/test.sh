@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lints, checks types and imports, and runs the tests: bash scripts/test.sh [pytest arguments]
-# -m quick: the core's laws and the reports, in a few minutes; -m "not slow": all but simulated GPUs and other processes.
+# Without arguments: a third of the cases of each test, and of the tests that take long; another third for each commit.
+# --part 1/1: all tests; -m quick: the core's laws and the reports, in a few minutes; -m "not slow": all but simulated
+# GPUs and other processes.
 # --setup: sets up, and no more; --lint: runs no tests.
 # On another version of transformers, in an environment of its own, the tests that meet it most closely (or those named):
 #   bash scripts/test.sh --transformers oldest|newest|VERSION [pytest arguments]
@@ -42,4 +44,9 @@ if [ "${1:-}" = --setup ]; then exit; fi
 "$PYTHON" -m mypy
 "$PYTHON" -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache --no-logo
 if [ "${1:-}" = --lint ]; then exit; fi
+if [ $# = 0 ]; then
+    commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
+    set -- --part "$((commits % 3 + 1))/3"
+    echo "test.sh: part ${2%/*} of 3 of the cases, by the number of commits; all: bash scripts/test.sh --part 1/1" >&2
+fi
 "$PYTHON" -m pytest "${parallel[@]}" "$@"

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from traceback import StackSummary, format_list
 from types import SimpleNamespace
+from zlib import crc32
 
 import pytest
 import torch
@@ -50,6 +51,8 @@ SLOW = (
     *("simulated_device/test_batches.py", "scripts/test_gpu_check.py"),
     # other processes
     *("evaluation/inference/test_kill_and_resume.py", "evaluation/inference/test_workers.py"),
+    *("evaluation/inference/test_faults.py", "evaluation/inference/test_loading.py"),
+    "evaluation/reporting/test_html_page.py",
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
     "model/serve/test_command.py",
     *("test_package.py", "test_recipe.py", "test_shell.py"),
@@ -58,8 +61,33 @@ SLOW = (
     *("model/methods/test_other_packages.py", "examples"),
 )
 # What takes longest beside those. Both come first: none is left at the end alone.
-LONG = ("model/backends/fused", "scripts/results", "simulated_device/test_fused.py")
+LONG = (
+    *("model/backends/fused", "scripts/results", "simulated_device/test_fused.py"),
+    *("evaluation/checking", "evaluation/questions/test_known.py"),
+    "evaluation/inference/test_compared_batches.py",
+)
 FIRST = (*SLOW, *LONG)
+# A test with more cases than this is shared out by --part.
+MOST_CASES = 2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run take one part of the cases of families, methods and options, and of what takes long."""
+    parser.addoption(
+        "--part",
+        default=(1, 1),
+        metavar="PART/PARTS",
+        type=part_of,
+        help="one of so many parts of each test's cases, and of the tests that take long (default: 1/1, all)",
+    )
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Return which of how many parts a text such as "1/3" is."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"--part: got {text}; allowed: PART/PARTS, such as 1/3")
+    return int(part), int(parts)
 
 
 def pytest_configure() -> None:
@@ -88,13 +116,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == "quick" and is_left_out else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests the markers of their files, and put those of long files first."""
-    items.sort(key=lambda item: not is_among(item.path, FIRST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep those of --part, give tests the markers of their files, and put those of long files first."""
+    kept = shared_out(items, *config.getoption("--part"))
+    config.hook.pytest_deselected(items=[*{*items} - {*kept}])
+    items[:] = sorted(kept, key=lambda item: not is_among(item.path, FIRST))
     for item in items:
         for name, places in (("quick", QUICK), ("slow", SLOW)):
             if is_among(item.path, places):
                 item.add_marker(name)
+
+
+def shared_out(items: list[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
+    """Return the tests of one of so many parts: of a test's cases, or of one that takes long, every few.
+
+    Each test begins with another case, so that what a part leaves out of one test is in others of it.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: dict[pytest.Item, None] = {}
+    for name, found in cases.items():
+        first = (part + crc32(name.encode())) % parts
+        is_shared = len(found) > MOST_CASES or is_among(found[0].path, FIRST)
+        kept |= dict.fromkeys(found[first::parts] if is_shared else found)
+    return [item for item in items if item in kept]
 
 
 @pytest.fixture(autouse=True, scope="session")
