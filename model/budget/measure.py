@@ -90,8 +90,8 @@ def read_or_measure(target: TargetModel) -> CostModel:
         write_measured(NAME, key, found.content())
     else:
         logger.info(
-            "step costs: not kept, since other work disturbed the measurement (spread %.0f%%, allowed %.0f%%; "
-            "%.0f%% of the time lost to it, allowed %.0f%%)",
+            "step costs: not kept, since other work disturbed them (spread %.0f%%, allowed %.0f%%; %.0f%% of the "
+            "time lost to it, allowed %.0f%%); the next start measures again, close other programs before it",
             *(100 * share for share in (found.spread, MOST_SPREAD, found.lost, MOST_LOST)),
         )
     return found.costs
