@@ -8,7 +8,7 @@ setup: ## set up .venv with all that the tests need (or use the active environme
 quick: ## lint, types, and the tests of the core's laws, in a few minutes
 	bash scripts/test.sh -m quick
 
-test: ## lint, types, and a third of the tests, another one for each commit
+test: ## lint, types, and a quarter of the tests, another one for each commit
 	bash scripts/test.sh
 
 docs: ## the site of the documents, every link checked

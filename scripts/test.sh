@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lints, checks types and imports, and runs the tests: bash scripts/test.sh [pytest arguments]
-# Without arguments: a third of the cases of each test, and of the tests that take long; another third for each commit.
+# Without arguments: a quarter of the cases of each test, and of the tests that take long; another one for each commit.
 # --part 1/1: all tests; -m quick: the core's laws and the reports, in a few minutes; -m "not slow": all but simulated
 # GPUs and other processes.
 # --setup: sets up, and no more; --lint: runs no tests.
@@ -46,7 +46,7 @@ if [ "${1:-}" = --setup ]; then exit; fi
 if [ "${1:-}" = --lint ]; then exit; fi
 if [ $# = 0 ]; then
     commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
-    set -- --part "$((commits % 3 + 1))/3"
-    echo "test.sh: part ${2%/*} of 3 of the cases, by the number of commits; all: bash scripts/test.sh --part 1/1" >&2
+    set -- --part "$((commits % 4 + 1))/4"
+    echo "test.sh: part ${2%/*} of 4 of the cases, by the number of commits; all: bash scripts/test.sh --part 1/1" >&2
 fi
 "$PYTHON" -m pytest "${parallel[@]}" "$@"

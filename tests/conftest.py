@@ -63,8 +63,11 @@ SLOW = (
 # What takes longest beside those. Both come first: none is left at the end alone.
 LONG = (
     *("model/backends/fused", "scripts/results", "simulated_device/test_fused.py"),
-    *("evaluation/checking", "evaluation/questions/test_known.py"),
-    "evaluation/inference/test_compared_batches.py",
+    *("evaluation/checking", "evaluation/inference", "evaluation/replay"),
+    *("evaluation/questions/test_known.py", "scripts/train_heads", "scripts/test_demo_model.py"),
+    *("model/engine/test_near_ties.py", "model/engine/test_rules.py"),
+    *("model/engine/test_long_context.py", "model/backends/proofs/test_kept_verdict.py"),
+    "model/api/test_threads.py",
 )
 FIRST = (*SLOW, *LONG)
 # A test with more cases than this is shared out by --part.
@@ -83,10 +86,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def part_of(text: str) -> tuple[int, int]:
-    """Return which of how many parts a text such as "1/3" is."""
+    """Return which of how many parts a text such as "1/4" is."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise pytest.UsageError(f"--part: got {text}; allowed: PART/PARTS, such as 1/3")
+        raise pytest.UsageError(f"--part: got {text}; allowed: PART/PARTS, such as 1/4")
     return int(part), int(parts)
 
 

@@ -42,17 +42,17 @@ def test_cases_and_what_takes_long_are_shared_and_all_else_is_in_every_part() ->
     long = [Item(f"{LONG.name}::test_{number}", LONG) for number in range(9)]
     items = [*few, *many, *long]
     assert parts_of(items, 1) == [items]
-    parts = parts_of(items, 3)
+    parts = parts_of(items, 4)
     for part in parts:
         assert set(few) <= {*part} and part == [item for item in items if item in part]
-        assert len(set(many) & {*part}) in (2, 3)
+        assert len(set(many) & {*part}) in (1, 2)
     for item in (*many, *long):
         assert sum(item in part for part in parts) == 1
 
 
 def test_a_part_has_other_cases_of_another_test() -> None:
     items = [item for number in range(9) for item in cases_of(f"test_{number}", FAMILIES)]
-    for part in parts_of(items, 3):
+    for part in parts_of(items, 4):
         assert {item.nodeid.partition("[")[2] for item in part} == {f"{one}]" for one in FAMILIES}
 
 
