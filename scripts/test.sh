@@ -41,7 +41,11 @@ use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypot
 if [ "${1:-}" = --setup ]; then exit; fi
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-"$PYTHON" -m mypy
+if "$PYTHON" -c "import sys; sys.exit(sys.version_info < (3, 11))"; then
+    "$PYTHON" -m mypy
+else
+    echo "test.sh: types are not checked on Python 3.10: the newest numpy for it has other types" >&2
+fi
 "$PYTHON" -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache --no-logo
 if [ "${1:-}" = --lint ]; then exit; fi
 if [ $# = 0 ]; then

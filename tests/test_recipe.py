@@ -81,6 +81,7 @@ def test_the_linters_find_nothing(copy: Path) -> None:
     run(copy, "ruff", "format", "--no-cache", "--check", ".")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="its newest numpy has other types")
 def test_the_types_are_right(copy: Path) -> None:
     run(copy, "mypy", "--cache-dir", str(ROOT / ".mypy_cache"))
 
