@@ -115,7 +115,7 @@ def chat_ids(
         if is_told:
             messages, tools = told_in_words(messages, tools), ()
         text = tokenizer.apply_chat_template(
-            messages,
+            [{**one} for one in messages],  # older versions pass over what is no message
             tools=list(tools) or None,
             add_generation_prompt=not continue_final_message,
             continue_final_message=bool(continue_final_message),
