@@ -4,10 +4,6 @@ A trace holds a model's answers and what it says after the guesses of the method
 recorded (`evaluation.record`). Lengths of these methods, and of all that learn from accepted tokens only, are those
 of a run on the model without warm-up. Another method may draft texts that were not recorded, and is shown the rows
 of similar texts; the last column says in what share of its steps.
-
-Run:
-    python -m evaluation.replay data/bank/demo --methods recycling pld hybrid \
-        --costs data/bank/costs/h200-7b-float16.json
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ All formats of the command (`leaderboard.py`) are made from these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.memory_age import memory_table
 from evaluation.reporting.notes import group_caption
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
-from evaluation.reporting.titles import counted_title, entry_titles, group_facts, short_titles
+from evaluation.reporting.titles import (
+    counted_title,
+    entry_titles,
+    group_facts,
+    short_titles,
+    task_title,
+)
 from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import (
     CODE,
@@ -53,11 +59,12 @@ def group_tables(group: Group, pairs: Table) -> list[Table]:
         if row.entry.files[0].record.is_served
     }
     further = (pairs, drafting_table(group), memory_table(group), serving_table(served))
-    return [group_table(group), exact_table(group), *(table for table in further if table.rows)]
+    counted = group_table(group, lambda task: counted_title(task, [group]))
+    return [counted, exact_table(group), *(table for table in further if table.rows)]
 
 
-def group_table(group: Group) -> Table:
-    """Return a group's table as Spec-Bench counts: a method a row, best overall speed-up first; n are questions."""
+def group_table(group: Group, title_of: Callable[[str], str] = task_title) -> Table:
+    """Return a group's table as Spec-Bench counts: a method a row, best overall speed-up first."""
     occurring = [task for task in group.tasks if task != OVERALL]
     # Some of SPEED-Bench's categories have the names of Spec-Bench's tasks.
     is_speed_bench = SPEED_BENCH_MARK in occurring
@@ -77,8 +84,7 @@ def group_table(group: Group) -> Table:
     is_retokenised = any(file.tokenizer is not None for file in group.baseline.files)
     counted = "" if is_retokenised else ", by counted tokens"
     caption = f"Speed-up over {baseline_title(group)}, as Spec-Bench counts{counted}"
-    header = [METHOD, *(counted_title(task, [group]) for task in columns)]
-    header += [MAT, OVERALL_TITLE, "Tokens/s"]
+    header = [METHOD, *map(title_of, columns), MAT, OVERALL_TITLE, "Tokens/s"]
     return Table(caption, header, rows, first=(OVERALL_TITLE, MAT, "Tokens/s"))
 
 
@@ -237,16 +243,11 @@ def _batch_table(by_size: Mapping[int, Group]) -> Table:
 def spec_bench_csv(groups: Sequence[Group]) -> str:
     """Return the tables of all groups as one CSV with Spec-Bench's columns, all digits."""
     records = [
-        {
-            title.partition(" (n=")[0]: value
-            for title, value in record.items()
-            if title != "Tokens/s"
-        }
-        | {"Measured": group_caption(facts)}
+        record | {"Measured": group_caption(facts)}
         for group, facts in zip(groups, group_facts(groups), strict=True)
         for record in group_table(group).records
     ]
-    return csv_of(pd.DataFrame(records))
+    return csv_of(pd.DataFrame(records).drop(columns="Tokens/s"))
 
 
 def questions_csv(groups: Sequence[Group]) -> str:
