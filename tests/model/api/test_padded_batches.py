@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     LogitsProcessorList,
@@ -34,6 +33,7 @@ from model.api.prepared_call import PROCESSORS, is_by_row
 from tests.model.api.test_custom_generate import Pieces
 from tests.model.api.test_decoder import demo
 from tests.model.decoded import known, random_ids
+from tests.model.families.family import VERSION
 from tests.pairs import pairs
 from tests.random_llama import random_llama
 
@@ -67,7 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own processor": {"logits_processor": [TopKLogitsWarper(5)], "repetition_penalty": 1.5},
     "time": {"max_time": 600.0, "eos_token_id": [*range(20)]},
 }
-if int(transformers.__version__.partition(".")[0]) > 4:  # 4 takes one number for all rows
+if VERSION > (5, 20):  # older ones take one number for all rows
     of_part = RepetitionPenaltyLogitsProcessor(1.7, torch.tensor([1, 9, 3, 11]))
     OPTIONS["penalty of a part"] = {"logits_processor": [of_part]}
 
