@@ -138,11 +138,11 @@ def shared_out(items: list[pytest.Item], part: int, parts: int) -> list[pytest.I
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept: dict[pytest.Item, None] = {}
+    kept = set[pytest.Item]()
     for name, found in cases.items():
         first = (part + crc32(name.encode())) % parts
         is_shared = len(found) > MOST_CASES or is_among(found[0].path, FIRST)
-        kept |= dict.fromkeys(found[first::parts] if is_shared else found)
+        kept.update(found[first::parts] if is_shared else found)
     return [item for item in items if item in kept]
 
 

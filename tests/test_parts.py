@@ -25,9 +25,9 @@ LONG = TESTS / FIRST[0]
 FAMILIES = [f"family {number}" for number in range(7)]
 
 
-def cases_of(name: str, cases: list[str], path: Path = CORE) -> list[Item]:
+def cases_of(name: str, cases: list[str]) -> list[Item]:
     """Return a test with these cases."""
-    return [Item(f"{path.name}::{name}[{case}]", path) for case in cases]
+    return [Item(f"{CORE.name}::{name}[{case}]", CORE) for case in cases]
 
 
 def parts_of(items: list[Item], parts: int) -> list[list[Any]]:

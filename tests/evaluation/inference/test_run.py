@@ -206,10 +206,8 @@ def test_several_ends_of_text_end_answers_alike(
 ) -> None:
     model, expected = many_ends
     file = tmp_path / "run.jsonl"
-    assert (
-        run(method, options, file, "--model-path", model, *required_options(method, tiny_model))
-        == 0
-    )
+    more = ["--model-path", model, *required_options(method, tiny_model)]
+    assert run(method, options, file, *more) == 0
     assert {key: texts[0][0][0] for key, texts in token_ids(file).items()} == expected
 
 
